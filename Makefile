@@ -1,10 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help env check test prove demo fmt lock clean
+.PHONY: help env check test docs dist prove bench bench-quick demo fmt lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: .venv/.installed ## Set up .venv from the lock (PYTHON=python3.12 picks another interpreter)
 	@:
@@ -15,11 +15,26 @@ check: env ## The quick half of test: lint, types, import contracts, words
 test: env ## Everything CI runs: lint, types, import contracts, words, all behavior
 	@$(BIN)/python -m tools.checks
 
+docs: env ## Build the documentation site to build/docs (open build/docs/index.html)
+	@$(BIN)/python -m tools.docs_site
+
+dist: env ## Build wheel and sdist to dist, and check them
+	@$(BIN)/python -m tools.release
+
 prove: env ## Measure the long figures and write them to docs/figures
 	@$(BIN)/python -m tools.prove
 
+bench: env ## Compare with other job systems and write docs/benchmarks.md (OPTIONS="--budget 30" limits the minutes)
+	@$(BIN)/python -m benchmarks.peers $(OPTIONS)
+
+bench-quick: env ## The same with little work, in about five minutes
+	@$(BIN)/python -m benchmarks.peers --quick $(OPTIONS)
+
 demo: env ## Watch TaskHarbor do its main job
 	@$(BIN)/python -m examples.demo
+
+screenshots: env ## Make the pictures of the dashboard in docs/images from a seeded store
+	@$(BIN)/python -m tools.screenshots
 
 fmt: env ## Fix what can be fixed: formatting, import order, simple lint
 	@$(BIN)/ruff check --quiet --fix-only .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 QUEUE: Final = "default"
 NAME: Final = "taskharbor-default"
+OPERATIONS: Final = ("SendMessageBatch", "ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch")
+TIMEOUT_SECONDS: Final = 300.0
 
 
 @contextmanager
@@ -50,3 +53,22 @@ def asked(url: str) -> dict[str, Any]:
     """Return how often each operation was called, as counted by the endpoint."""
     counts: dict[str, Any] = control(url, {})["requests"]
     return counts
+
+
+class Count:
+    """Counts jobs without a lock, because all handlers run on one thread."""
+
+    def __init__(self) -> None:
+        self.count = self._goal = 0
+        self._is_reached = threading.Event()
+
+    async def handle(self, _job: Any) -> None:
+        self.count += 1
+        if self.count == self._goal:
+            self._is_reached.set()
+
+    def wait_for(self, goal: int) -> None:
+        self._goal = goal
+        if self.count < goal and not self._is_reached.wait(TIMEOUT_SECONDS):
+            raise TimeoutError(f"{self.count:,} of {goal:,} jobs ran")
+        self._is_reached.clear()

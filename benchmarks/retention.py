@@ -20,11 +20,12 @@ from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import NewJob
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settlement
+from taskharbor.core.retention import KEEP
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
 from taskharbor.drivers.postgres.server import ServerAddress
-from taskharbor.janitor import RETENTION, STATS_RETENTION, Janitor
+from taskharbor.janitor import STATS_RETENTION, Janitor
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.postgres import PostgresServer
 
@@ -87,7 +88,7 @@ def figures(jobs: int = JOBS) -> dict[str, object]:
 
 def fill(url: str, jobs: int) -> str:
     """Create a partition past its retention, and fill it with *jobs* jobs on the server."""
-    day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - RETENTION - timedelta(days=2)
+    day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - KEEP - timedelta(days=2)
     leaf = f"th_jobs_finished_{day:%Y%m%d}"
     asked: dict[str, Any] = {"day": day, "ms": round(day.timestamp() * 1_000), "jobs": jobs, "keyed": KEYED}
     with psycopg.connect(url, autocommit=True) as db:

@@ -23,7 +23,7 @@ from taskharbor.core.results import Settlement
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.drivers.sqlite.claim import CLAIM_ANY_TYPE
 from taskharbor.drivers.sqlite.insert import INSERT_JOB
-from taskharbor.drivers.sqlite.settle import ACK
+from taskharbor.drivers.sqlite.settle import record_acks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ def by_hand(db: sqlite3.Connection, batch: int) -> float:
         rows = db.execute(CLAIM_ANY_TYPE, taker | asked).fetchall()
         db.execute("COMMIT")
         db.execute("BEGIN IMMEDIATE")
-        db.executemany(ACK, [{"id": row[0], "token": token, "now": now, "result": None} for row in rows])
+        record_acks(db, [(row[2], token, None) for row in rows], now)  # columns of CLAIMED
         db.execute("COMMIT")
         took += time.perf_counter() - start
     return JOBS[batch] / took

@@ -1,75 +1,86 @@
-"""The memory of a worker after each 100,000 of a million jobs."""
+"""The memory of a worker after each 100,000 of a million jobs: a typed task, run by the command line with its log."""
 
 from __future__ import annotations
 
-import gc
 import os
+import subprocess
+import sys
 import tempfile
 import threading
+import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
+from benchmarks.peers import ticks
+from benchmarks.peers.catalog import SCRIPTS
 from benchmarks.postgres import store
-from benchmarks.worker import fill
-from taskharbor.service import tuned_interpreter
 from taskharbor.testing.postgres import PostgresServer
-from taskharbor.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROUNDS: Final = 10
 JOBS: Final = 100_000  # in each round
 TIMEOUT_SECONDS: Final = 300.0  # for a round
 MAX_GROWTH_FACTOR: Final = 1.05
 """Relative to the memory after the second round, when all one-time allocations have been made."""
+APP: Final = str(SCRIPTS / "taskharbor_app.py")
+_POLL_SECONDS: Final = 0.05
+_PAUSE: Final = threading.Event()
 
 
 def figures() -> dict[str, object]:
     with (
         tempfile.TemporaryDirectory() as folder,
-        PostgresServer.start(Path(folder), durable=True) as server,
-        store(server) as (driver, _),
-        tuned_interpreter(),
+        PostgresServer.start(Path(folder) / "pg", durable=True) as server,
+        store(server) as (_, url),
     ):
-        worker, done = Worker(driver, concurrency=1_000), Count()
-        worker.register("greet", done.handle)
-        worker.start()
-        sizes = []
-        try:
-            for number in range(1, ROUNDS + 1):
-                fill(driver, JOBS)
-                done.wait_for(number * JOBS)
-                sizes.append(megabytes())
-        finally:
-            worker.stop()
-        grown = sizes[-1] / sizes[1]
-        if grown > MAX_GROWTH_FACTOR:
-            raise RuntimeError(f"memory grew {grown:.2f} times: {sizes}")
-        return {
-            "jobs run by one worker": done.count,
-            "megabytes after each tenth": sizes,
-            "last of second": round(grown, 3),
+        environ = {
+            **os.environ,  # noqa: TID251  a child process needs PATH and the like
+            "BENCH_URL": url,
+            ticks.FOLDER_VARIABLE: f"{folder}/ticks",
+            "PYTHONPATH": os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent)]),
         }
+        log = Path(folder) / "log"
+        with running_worker(environ, log) as worker:
+            sizes = [after_jobs(worker, environ, number * JOBS) for number in range(1, ROUNDS + 1)]
+        lines = sum(1 for _ in log.open("rb"))
+    if lines < ROUNDS * JOBS:
+        raise RuntimeError(f"the log has {lines:,} lines for {ROUNDS * JOBS:,} jobs")
+    grown = sizes[-1] / sizes[1]
+    if grown > MAX_GROWTH_FACTOR:
+        raise RuntimeError(f"memory grew {grown:.2f} times: {sizes}")
+    return {
+        "jobs run by one worker": ROUNDS * JOBS,
+        "lines in its log": lines,
+        "megabytes after each tenth": sizes,
+        "last of second": round(grown, 3),
+    }
 
 
-class Count:
-    """Counts jobs without a lock, because all handlers run on one thread."""
-
-    def __init__(self) -> None:
-        self.count = self._goal = 0
-        self._is_reached = threading.Event()
-
-    async def handle(self, _job: Any) -> None:
-        self.count += 1
-        if self.count == self._goal:
-            self._is_reached.set()
-
-    def wait_for(self, goal: int) -> None:
-        self._goal = goal
-        if self.count < goal and not self._is_reached.wait(TIMEOUT_SECONDS):
-            raise TimeoutError(f"{self.count:,} of {goal:,} jobs ran")
-        self._is_reached.clear()
+@contextmanager
+def running_worker(environ: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as stderr:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "taskharbor.cli", "worker", APP], env=environ, stdout=stderr, stderr=stderr
+        )
+    try:
+        yield worker
+        worker.terminate()
+        worker.wait(TIMEOUT_SECONDS)
+    finally:
+        worker.kill()
+        worker.wait()
 
 
-def megabytes() -> float:
-    gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+def after_jobs(worker: subprocess.Popen[bytes], environ: dict[str, str], goal: int) -> float:
+    """Enqueue the jobs of a round, wait until *goal* have started in all, and return the worker's megabytes."""
+    subprocess.run([sys.executable, APP, "bulk", str(JOBS)], env=environ, check=True, stdout=subprocess.DEVNULL)
+    ends = time.monotonic() + TIMEOUT_SECONDS
+    while (started := ticks.read(Path(environ[ticks.FOLDER_VARIABLE]))[0]) < goal:
+        if time.monotonic() > ends or worker.poll() is not None:
+            raise RuntimeError(f"{started:,} of {goal:,} jobs started")
+        _PAUSE.wait(_POLL_SECONDS)
+    pages = int(Path(f"/proc/{worker.pid}/statm").read_text().split()[1])
     return round(pages * os.sysconf("SC_PAGE_SIZE") / 1_048_576, 1)

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from taskharbor import MemoryDriver
-from taskharbor.api_keys import SCOPES, KeyCache, is_allowed, issue_key, key_digest
+from taskharbor.api_keys import SCOPES, KeyCache, has_valid_key, is_allowed, issue_key, key_digest
 from taskharbor.core.errors import UsageError
 from taskharbor.testing.clock import ManualClock
 
@@ -125,3 +125,11 @@ def test_a_key_with_unknown_scopes_is_refused(scopes: list[str]) -> None:
 def test_a_key_with_an_empty_or_long_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="name"):
         issue_key(name, ["admin"], now=NOW)
+
+
+def test_a_session_alone_does_not_make_keys_required() -> None:
+    driver = MemoryDriver()
+    session = issue_key("ana", ["admin"], now=driver.inspector.now(), parent="1a2b3c4d5e6f")
+    driver.control.add_keys([session.key])
+
+    assert not has_valid_key(driver.inspector)

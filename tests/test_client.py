@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pytest
 
-from taskharbor import Client, Enqueued, JobRequest, JsonCodec, MemoryDriver, RetryPolicy, Status
+from taskharbor import Client, Enqueued, Harbor, JobRequest, JsonCodec, MemoryDriver, Status
 from taskharbor.core.errors import (
     CodecMismatch,
     EnqueueRefused,
@@ -23,10 +23,12 @@ from taskharbor.core.errors import (
     InvalidRequest,
     PayloadNotDecodable,
     StoreUnavailable,
+    UsageError,
 )
-from taskharbor.core.hooks import JobEnqueued
+from taskharbor.core.hooks import JobsEnqueued
 from taskharbor.core.ids import JobId, new_job_id
 from taskharbor.core.model import Job, NewJob
+from taskharbor.core.request import ATTEMPTS_RANGE
 from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.drivers.sqlite import SqliteDriver
@@ -101,7 +103,7 @@ def test_a_minimal_request_becomes_a_due_job_with_all_defaults(rig: ClientRig) -
             timeout=None,
             created_at=NOW,
             attempt_count=0,
-            max_attempts=RetryPolicy().max_attempts,
+            max_attempts=20,
         )
     ]
 
@@ -132,12 +134,19 @@ def test_a_job_gets_a_uuid_that_sorts_by_time(rig: ClientRig) -> None:
     assert ids == sorted(ids)
 
 
-def test_a_request_without_max_attempts_uses_the_policy() -> None:
-    rig = ClientRig(policy=RetryPolicy(max_attempts=4))
+def test_a_request_without_max_attempts_gets_those_of_the_client() -> None:
+    rig = ClientRig(max_attempts=4)
 
     bare, own = rig.enqueue(), rig.enqueue(max_attempts=1)
 
     assert [rig.stored(answer.id).max_attempts for answer in (bare, own)] == [4, 1]
+
+
+@pytest.mark.parametrize("attempts", [0, 2.5, True, "3", ATTEMPTS_RANGE[-1] + 1])
+def test_attempts_out_of_their_range_are_refused_by_client_and_harbor(attempts: Any) -> None:
+    for make in (Client, Harbor):
+        with pytest.raises(UsageError, match=f"max_attempts is {attempts!r}: must be"):
+            make(MemoryDriver(), max_attempts=attempts)
 
 
 def test_created_at_uses_the_clients_clock_and_due_times_the_stores() -> None:
@@ -358,8 +367,10 @@ def test_a_hook_is_called_after_a_job_is_stored() -> None:
 
     answer = rig.enqueue(queue="mail")
 
-    event = JobEnqueued(job_id=answer.id, type="greet", queue="mail", existed=False)
-    assert calls == [(event, True)]
+    [(event, is_stored)] = calls
+    assert isinstance(event, JobsEnqueued)
+    assert [(job.id, job.type, job.queue) for job in event.jobs] == [(answer.id, "greet", "mail")]
+    assert ([*event.results], is_stored) == ([answer], True)
 
 
 def test_a_hook_is_called_for_existing_jobs_but_not_for_refused_ones() -> None:
@@ -371,7 +382,9 @@ def test_a_hook_is_called_for_existing_jobs_but_not_for_refused_ones() -> None:
     with pytest.raises(EnqueueRefused):
         watched.enqueue_many([request(payload=n, idempotency_key="held") for n in (1, 2)])
 
-    assert events == [JobEnqueued(job_id=held.id, type="greet", queue="default", existed=True)]
+    [event] = events
+    assert isinstance(event, JobsEnqueued)
+    assert [*event.results] == [Enqueued(held.id, existed=True)]
 
 
 def test_a_failing_hook_is_logged_and_affects_neither_job_nor_other_hooks(

@@ -7,9 +7,11 @@ from typing import Any, Final
 import pytest
 
 from taskharbor import Client, JobRequest, MemoryDriver
+from taskharbor.core.claims import UNHANDLED_AFTER
 from taskharbor.core.errors import JobNotFound
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId, new_job_id, new_token
+from taskharbor.core.messages import DeliveryNote, DeliveryRole
 from taskharbor.core.model import Claim, WorkerRecord
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Sent, Settlement
@@ -36,6 +38,9 @@ class DiagnosisRig:
         )
         self.driver.maintenance.record_worker(record)
 
+    def note(self, role: DeliveryRole, problem: str = "") -> None:
+        self.driver.maintenance.record_delivery([DeliveryNote(queue="default", role=role, problem=problem)])
+
     def claim(self) -> Claim:
         [claim] = self.driver.reserve(
             "default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE
@@ -59,12 +64,12 @@ def test_a_job_that_is_not_there_is_not_found(rig: DiagnosisRig) -> None:
 
 def test_a_finished_job_reports_its_status_and_reason(rig: DiagnosisRig) -> None:
     job_id = rig.enqueue()
-    rig.driver.settle([Settlement(rig.claim().lease, Outcome.fail("hopeless", failure=Failure(message="boom")))])
+    rig.driver.settle([Settlement(rig.claim().lease, Outcome.fail("hopeless", failure=Failure(message="boom\nmore")))])
 
     answer = rig.ask(job_id)
 
     assert answer.cause is Cause.FINAL
-    assert answer.text == "it ended as DEAD at 2030-01-01T12:00:00Z: hopeless"
+    assert answer.text == "it ended at 2030-01-01T12:00:00Z: hopeless: boom"
 
 
 @pytest.mark.parametrize("is_requeued", [False, True])
@@ -160,7 +165,20 @@ def test_a_job_of_an_unhandled_type_reports_it(rig: DiagnosisRig) -> None:
     job_id = rig.enqueue()
     rig.start_worker(types=("mail.send",))
 
-    assert "none of the 1 live workers of queue 'default' handles type 'greet'" in rig.ask(job_id).text
+    left = rig.ask(job_id)
+    rig.clock.advance(UNHANDLED_AFTER)
+    rig.start_worker(types=("mail.send",))
+    late = rig.ask(job_id)
+
+    assert (left.until, late.until) == (NOW + UNHANDLED_AFTER, None)
+    assert left.text == (
+        "no live worker of queue 'default' handles type 'greet': start one that does; it is left for other workers "
+        "until 2030-01-01T12:05:00Z, then it becomes a dead letter (by default; see --unknown-types)"
+    )
+    assert late.text.endswith(
+        "; it was left for other workers until 2030-01-01T12:05:00Z, and becomes a dead letter when a slot is free, "
+        "unless workers run with --unknown-types leave"
+    )
 
 
 def test_a_worker_without_recent_heartbeat_is_not_alive(rig: DiagnosisRig) -> None:
@@ -175,13 +193,86 @@ def test_a_dispatched_job_reports_that_it_waits_for_its_message(rig: DiagnosisRi
     job_id = rig.enqueue()
     rig.start_worker()
     [dispatch] = rig.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
-    assert "is not confirmed as sent" in rig.ask(job_id).text
+    rig.note(DeliveryRole.SENDER)
+    assert rig.ask(job_id).text.startswith("its message is being sent; ")
     rig.driver.record_dispatch([Sent(dispatch, LEASE)])
 
     answer = rig.ask(job_id)
 
     assert (answer.cause, answer.until) == (Cause.MESSAGE, NOW + timedelta(seconds=60))
-    assert "was sent at" in answer.text
+    assert answer.text == (
+        "its message was sent at 2030-01-01T12:00:00Z, and no worker has received it yet; "
+        "if no message arrives, workers claim the job from the store at 2030-01-01T12:01:00Z"
+    )
+
+
+def test_a_due_job_of_a_queue_with_messages_reports_a_missing_enqueuer(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker()
+    rig.note(DeliveryRole.SENDER)
+    rig.clock.advance(LEASE)
+    rig.start_worker()
+    rig.note(DeliveryRole.RECEIVER)
+
+    answer = rig.ask(job_id)
+
+    assert (answer.cause, answer.until) == (Cause.NO_ENQUEUER, NOW + timedelta(seconds=60))
+    assert answer.text == (
+        "its message is not sent, because no enqueuer serves queue 'default': "
+        "start one: taskharbor enqueuer -q default; "
+        "if no message arrives, workers claim the job from the store at 2030-01-01T12:01:00Z"
+    )
+
+
+@pytest.mark.parametrize("is_dispatched", [False, True])
+def test_a_message_that_cannot_be_sent_reports_the_error(is_dispatched: bool, rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker()
+    if is_dispatched:
+        rig.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
+    rig.note(DeliveryRole.RECEIVER)
+    rig.note(DeliveryRole.SENDER, "queue taskharbor-default does not exist; create it")
+
+    answer = rig.ask(job_id)
+
+    assert answer.cause is Cause.SEND_FAILED
+    assert answer.text.startswith("its message cannot be sent: queue taskharbor-default does not exist; create it; ")
+
+
+def test_a_sent_message_that_cannot_be_received_reports_the_error(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker()
+    [dispatch] = rig.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
+    rig.driver.record_dispatch([Sent(dispatch, LEASE)])
+    rig.note(DeliveryRole.RECEIVER, "access denied")
+
+    answer = rig.ask(job_id)
+
+    assert answer.cause is Cause.RECEIVE_FAILED
+    assert "but workers cannot receive messages of queue 'default': access denied; " in answer.text
+
+
+def test_a_due_job_waits_for_an_enqueuer_that_works(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker()
+    rig.note(DeliveryRole.RECEIVER)
+    rig.note(DeliveryRole.SENDER)
+
+    answer = rig.ask(job_id)
+
+    assert answer.cause is Cause.MESSAGE
+    assert answer.text.startswith("an enqueuer of queue 'default' sends its message when it comes to it; ")
+
+
+@pytest.mark.parametrize("receives", [False, True])
+def test_without_messages_or_after_a_minute_a_job_waits_for_a_slot(receives: bool, rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    if receives:
+        rig.clock.advance(timedelta(seconds=60))
+        rig.note(DeliveryRole.RECEIVER)
+    rig.start_worker()
+
+    assert rig.ask(job_id).cause is Cause.NEXT
 
 
 def test_an_overdue_dispatched_job_no_longer_waits_for_its_message(rig: DiagnosisRig) -> None:

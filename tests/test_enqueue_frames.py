@@ -15,7 +15,7 @@ MAX_FRAMES = 25
 
 
 def test_an_enqueue_on_sqlite_takes_at_most_25_frames(tmp_path: Path) -> None:
-    harbor, frames = Harbor(f"sqlite:///{tmp_path}/jobs.db"), list[str]()
+    harbor, counts = Harbor(f"sqlite:///{tmp_path}/jobs.db"), list[list[str]]()
 
     @harbor.task
     def greet(name: str) -> str:
@@ -23,15 +23,19 @@ def test_an_enqueue_on_sqlite_takes_at_most_25_frames(tmp_path: Path) -> None:
 
     def count(frame: FrameType, event: str, _argument: Any) -> None:
         if event == "call":
-            frames.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
+            counts[-1].append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
 
     with harbor:
         for _ in range(2):
             greet.enqueue("Ada")  # the first calls open the store, check the codec and read entropy
-        sys.setprofile(count)
-        try:
-            greet.enqueue("Ada")
-        finally:
-            sys.setprofile(None)
+        for _ in range(3):
+            counts.append([])
+            sys.setprofile(count)
+            try:
+                greet.enqueue("Ada")
+            finally:
+                sys.setprofile(None)
 
+    # The fewest: one enqueue of 64 reads entropy, and a collection of garbage may run finalizers of other tests.
+    frames = min(counts, key=len)
     assert len(frames) <= MAX_FRAMES, "\n".join(frames)

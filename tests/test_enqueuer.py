@@ -1,25 +1,30 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.core.errors import StoreUnavailable, UsageError
-from taskharbor.core.messages import parse_message
+from taskharbor.core.errors import SchemaOutOfDate, StoreUnavailable, UsageError
+from taskharbor.core.messages import MAX_BUNDLE, DeliveryNote, DeliveryRole, parse_message
+from taskharbor.core.model import WorkerRecord
 from taskharbor.core.states import Status
 from taskharbor.delivery.transport import ItemFailure, TransportRefused
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.enqueuer import MIN_DUE_WAIT, DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
 from tests.support.delivery_rig import CAP, FIRST, LOCK, DeliveryRig
+from tests.support.postgres import database
 from tests.support.waiting import wait_until
 from tests.support.worker_rig import Outage, enqueue, meddled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from taskharbor.core.ids import JobId
     from taskharbor.delivery.transport import OutgoingMessage
@@ -31,7 +36,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 def _sent(rig: DeliveryRig, queue: str = "default") -> list[tuple[JobId, int]]:
     messages = [parse_message(copy.body) for copy in rig.service.queues.get(queue, [])]
-    return [(message.job_id, message.seq) for message in messages if message is not None]
+    return [(named.job_id, named.seq) for message in messages for named in message or ()]
 
 
 def test_a_due_job_is_dispatched_sent_and_recorded_as_sent() -> None:
@@ -88,6 +93,113 @@ def test_thousands_of_jobs_are_sent_in_batches_of_ten() -> None:
     assert {job_id for job_id, _ in _sent(rig)} == jobs
     assert rig.service.calls["send"] == 250
     assert pauses == [timedelta(0), timedelta(0), MAX_IDLE]
+
+
+def _sizes(rig: DeliveryRig) -> list[int]:
+    """Return how many jobs each message names."""
+    return [len(parse_message(copy.body) or ()) for copy in rig.service.queues.get("default", [])]
+
+
+def test_by_default_every_message_names_one_job_in_the_first_format() -> None:
+    rig = DeliveryRig()
+    jobs = [rig.enqueue() for _ in range(500)]
+
+    rig.enqueuer().tick()
+
+    assert [copy.body for copy in rig.service.queues["default"]] == [
+        f'{{"v":1,"id":"{job_id}","seq":1}}' for job_id in jobs
+    ]
+
+
+def test_while_a_whole_batch_is_due_messages_name_as_many_jobs_as_allowed() -> None:
+    rig = DeliveryRig()
+    jobs = {rig.enqueue() for _ in range(500)}
+
+    rig.enqueuer(bundle=10).tick()
+
+    assert _sizes(rig) == [10] * 50
+    assert {job_id for job_id, _ in _sent(rig)} == jobs
+    assert rig.service.calls["send"] == 5
+
+
+@pytest.mark.parametrize(
+    ("due", "workers", "sizes"),
+    [
+        (1, 1, [1]),
+        (19, 1, [1] * 19),
+        (20, 1, [2] * 10),
+        (45, 1, [4] * 11 + [1]),
+        (45, 0, [4] * 11 + [1]),
+        (99, 1, [9] * 11),
+        (120, 1, [10] * 12),
+        (120, 4, [3] * 40),
+        (120, 8, [1] * 120),
+    ],
+)
+def test_few_jobs_are_spread_over_ten_messages_for_each_worker(due: int, workers: int, sizes: list[int]) -> None:
+    rig = DeliveryRig()
+    queues = {f"w{number}": "default" for number in range(workers)} | {"another": "mail"}
+    for name, queue in queues.items():
+        now = rig.driver.inspector.now()
+        record = WorkerRecord(
+            id=name, host="h", pid=1, queues=(queue,), types=(), concurrency=16, started_at=now, seen_at=now
+        )
+        rig.driver.maintenance.record_worker(record)
+    for _ in range(due):
+        rig.enqueue()
+
+    rig.enqueuer(bundle=10).tick()
+
+    assert _sizes(rig) == sizes
+
+
+def test_a_job_that_is_sent_again_has_a_message_of_its_own() -> None:
+    rig = DeliveryRig()
+    for _ in range(10):
+        rig.enqueue()
+    enqueuer = rig.enqueuer(batch=10, bundle=5)
+    enqueuer.tick()
+    assert _sizes(rig) == [5, 5]
+
+    rig.run(FIRST.seconds)
+    enqueuer.tick()
+
+    assert _sizes(rig) == [5, 5] + [1] * 10
+
+
+def test_all_jobs_of_a_message_that_was_not_sent_are_sent_again() -> None:
+    rig = DeliveryRig()
+    jobs = {rig.enqueue() for _ in range(30)}
+    rig.service.throttled.add("default")
+    rig.enqueuer(batch=30, bundle=10).tick()
+    assert {(rig.job(job_id).sent_at, rig.job(job_id).resends) for job_id in jobs} == {(None, 0)}
+    rig.service.throttled.clear()
+
+    rig.enqueuer(batch=30, bundle=10).tick()
+
+    assert {job_id for job_id, seq in _sent(rig) if seq == 2} == jobs
+    assert _sizes(rig) == [10, 10, 10]
+
+
+def test_all_jobs_of_a_message_with_an_unknown_result_wait_for_their_lock() -> None:
+    rig = DeliveryRig()
+    jobs = {rig.enqueue() for _ in range(20)}
+    rig.service.broken.add("send")
+    rig.enqueuer(batch=20, bundle=10).tick()
+    rig.service.broken.clear()
+    rig.enqueuer(batch=20, bundle=10).tick()
+    assert _sizes(rig) == []
+
+    rig.run(LOCK.seconds)
+    rig.enqueuer(batch=20, bundle=10).tick()
+
+    assert {job_id for job_id, _ in _sent(rig)} == jobs
+
+
+@pytest.mark.parametrize("bundle", [0, -1, MAX_BUNDLE + 1])
+def test_a_bundle_out_of_bounds_is_refused(bundle: int) -> None:
+    with pytest.raises(UsageError, match=f"from 1 to {MAX_BUNDLE}"):
+        DeliveryRig().enqueuer(bundle=bundle)
 
 
 def test_an_unclaimed_job_is_sent_again_at_growing_intervals() -> None:
@@ -229,6 +341,45 @@ def test_a_refused_queue_does_not_delay_others() -> None:
     assert (rig.job(lost).status, rig.job(lost).resends) == (Status.ENQUEUED, 0)
 
 
+def test_the_store_knows_which_queues_have_an_enqueuer_and_why_sending_fails() -> None:
+    rig = DeliveryRig()
+    enqueuer = rig.enqueuer()
+    enqueuer.tick()
+    began = rig.world.store_time()
+    assert rig.driver.inspector.delivery("default") == [_note(began)]
+
+    rig.enqueue()
+    rig.service.broken.add("send")
+    enqueuer.tick()
+    rig.run(1)
+    enqueuer.tick()
+    [broken] = rig.driver.inspector.delivery("default")
+    assert (bool(broken.problem), broken.seen_at) == (True, began + timedelta(seconds=1))
+
+    rig.service.broken.clear()
+    rig.run(LOCK.total_seconds())
+    enqueuer.tick()
+    enqueuer.tick()
+    assert rig.driver.inspector.delivery("default") == [_note(rig.world.store_time())]
+
+
+def test_an_enqueuer_is_recorded_every_ten_seconds() -> None:
+    rig = DeliveryRig()
+    enqueuer, seen = rig.enqueuer(), []
+    for _ in range(25):
+        enqueuer.tick()
+        seen += [note.seen_at for note in rig.driver.inspector.delivery("default")]
+        rig.run(1)
+
+    began = seen[0]
+    assert began is not None
+    assert sorted(set(filter(None, seen))) == [began + timedelta(seconds=seconds) for seconds in (0, 10, 20)]
+
+
+def _note(seen_at: datetime) -> DeliveryNote:
+    return DeliveryNote(queue="default", role=DeliveryRole.SENDER, seen_at=seen_at)
+
+
 def test_unrecorded_results_are_recorded_before_anything_else_is_sent() -> None:
     rig = DeliveryRig()
     outage = Outage("record_dispatch")
@@ -362,3 +513,12 @@ def test_a_store_error_does_not_stop_the_enqueuer() -> None:
     rig.run(5)
 
     assert rig.failed == []
+
+
+def test_an_enqueuer_on_a_store_without_tables_does_not_start() -> None:
+    with database(migrated=False) as url, closing(PostgresDriver(url)) as driver:
+        transport: Any = None  # nothing is sent
+        enqueuer = DueTaskEnqueuer(ThreadRuntime(sync_threads=1), driver, transport, queues=["default"])
+
+        with pytest.raises(SchemaOutOfDate, match="run 'taskharbor migrate up'"):
+            enqueuer.start()

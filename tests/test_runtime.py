@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from contextlib import closing
 from contextvars import ContextVar
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import pytest
 
+from taskharbor.core.errors import SchemaOutOfDate
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.janitor import ClockGuard
-from taskharbor.runtime import ThreadRuntime, run_coroutine
+from taskharbor.runtime import AsyncRun, ThreadRuntime, run_coroutine, start_all
 from taskharbor.testing.clock import ManualClock
 
 LIMIT_SECONDS = 10.0
 THREADS = 8
+
+
+def idle() -> None:
+    """Add no more work."""
 
 
 def test_sync_work_items_that_wait_for_each_other_run_concurrently() -> None:
@@ -26,7 +33,7 @@ def test_sync_work_items_that_wait_for_each_other_run_concurrently() -> None:
         for _ in range(50):
             meeting = threading.Barrier(THREADS + 1)
             for _ in range(THREADS):
-                runtime.run_sync(lambda meeting=meeting: meeting.wait(LIMIT_SECONDS))  # type: ignore[misc]
+                runtime.run_sync(lambda meeting=meeting: meeting.wait(LIMIT_SECONDS), idle)  # type: ignore[misc]
 
             meeting.wait(LIMIT_SECONDS)
 
@@ -34,9 +41,9 @@ def test_sync_work_items_that_wait_for_each_other_run_concurrently() -> None:
 def test_blocked_sync_work_does_not_block_later_work() -> None:
     may_end, ended = threading.Event(), SimpleQueue[int]()
     with closing(ThreadRuntime(sync_threads=2)) as runtime:
-        runtime.run_sync(lambda: ended.put(-1) if may_end.wait(LIMIT_SECONDS) else None)
+        runtime.run_sync(lambda: ended.put(-1) if may_end.wait(LIMIT_SECONDS) else None, idle)
         for number in range(THREADS):
-            runtime.run_sync(lambda number=number: ended.put(number))  # type: ignore[misc]
+            runtime.run_sync(partial(ended.put, number), idle)
 
         assert [ended.get(timeout=LIMIT_SECONDS) for _ in range(THREADS)] == list(range(THREADS))
 
@@ -54,9 +61,9 @@ def test_work_whose_thread_could_not_start_does_not_run_later(monkeypatch: pytes
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError):
-                runtime.run_sync(lambda: done.put("refused"))
+                runtime.run_sync(lambda: done.put("refused"), idle)
 
-        runtime.run_sync(lambda: done.put("run"))
+        runtime.run_sync(lambda: done.put("run"), idle)
 
         assert done.get(timeout=LIMIT_SECONDS) == "run"
 
@@ -80,6 +87,43 @@ def test_coroutines_submitted_together_have_separate_contexts() -> None:
         results = [seen.get(timeout=LIMIT_SECONDS) for _ in range(3)]
 
         assert results == [(name, "the caller's") for name in ("red", "green", "blue")]
+
+
+def test_coroutines_begin_in_the_cycle_in_which_they_are_started_and_as_tasks() -> None:
+    seen: list[str] = []
+
+    async def begin(name: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        seen.append(f"{name} begins")
+        await asyncio.sleep(0)
+        seen.append(f"{name} continues")
+
+    loop = asyncio.new_event_loop()
+    with closing(loop):
+        runs = [AsyncRun(loop, begin(name), lambda: None) for name in ("a", "b")]
+        loop.call_soon(start_all, loop, runs)
+        loop.call_soon(seen.append, "next")
+        loop.call_later(0, loop.call_soon, loop.stop)
+        loop.run_forever()
+
+    assert seen[:3] == ["a begins", "b begins", "next"]
+    assert sorted(seen[3:]) == ["a continues", "b continues"]
+
+
+def test_a_first_step_that_ends_the_loop_does_not_keep_the_others_from_starting() -> None:
+    began = SimpleQueue[str]()
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async def work() -> None:
+        began.put("work")
+
+    with closing(ThreadRuntime(sync_threads=1)) as runtime:
+        runtime.run_async([(each, lambda: None) for each in (work(), leave(), work())])
+
+        assert [began.get(timeout=LIMIT_SECONDS) for _ in range(2)] == ["work", "work"]
 
 
 def test_run_coroutine_raises_the_error_of_the_coroutine() -> None:
@@ -109,3 +153,23 @@ def test_the_runtime_clock_counts_while_the_machine_is_suspended(monkeypatch: py
 
     assert jumps == []
     assert guard.may_reclaim()
+
+
+def test_a_schema_that_is_out_of_date_is_logged_once_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("taskharbor.runtime.ERROR_PAUSE", timedelta(milliseconds=1))
+    errors = iter([*5 * [SchemaOutOfDate("1", "3", "run 'taskharbor migrate up'")], None])
+
+    def tick() -> timedelta | None:
+        if (error := next(errors)) is not None:
+            raise error
+        return None
+
+    assert ThreadRuntime(sync_threads=1).serve("janitor", tick).join(timedelta(seconds=LIMIT_SECONDS))
+
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "janitor loop failed; retrying: the store's schema is 1, this code needs 3: run 'taskharbor migrate up'"
+    )
+    assert record.exc_info is None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from taskharbor import service
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.service import ServiceLoops
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    import pytest
 
 # Sends itself a signal before the n-th line that the waiting thread runs, for every n.
 AT_EVERY_LINE = """
@@ -47,6 +53,66 @@ def test_a_signal_at_any_point_of_the_wait_stops_the_service() -> None:
     )
 
     assert done.stdout == "received every signal\n", done.stderr
+
+
+# The second signal arrives while the interrupted thread writes to the log.
+WHILE_LOGGING = """
+import logging, signal
+from taskharbor import service
+from taskharbor.service import run_until_signal
+
+service.SAME_STOP_SECONDS = 0
+
+class Locked(logging.StreamHandler):
+    def emit(self, record):
+        super().emit(record)
+        if record.getMessage() == "stopping":
+            signal.raise_signal(signal.SIGINT)
+
+logging.basicConfig(level="INFO", handlers=[Locked()], format="%(message)s")
+def start(): signal.raise_signal(signal.SIGTERM)
+def stop(): logging.info("stopping")
+run_until_signal(start, stop, is_over=lambda: False, last_words=lambda: "exiting now")
+"""
+
+
+def test_a_second_signal_exits_even_if_the_log_is_locked() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WHILE_LOGGING], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "stopping\n")
+
+
+# As timeout(1) does: one signal to the process group, and one to the process.
+TWO_SIGNALS = """
+import signal
+from taskharbor import service
+service.SAME_STOP_SECONDS = 3_600
+def start():
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+service.run_until_signal(start, lambda: print("stopped cleanly"), is_over=lambda: False)
+"""
+
+
+def test_signals_that_arrive_together_are_one_stop() -> None:
+    done = subprocess.run([sys.executable, "-c", TWO_SIGNALS], capture_output=True, text=True, check=False, timeout=60)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped cleanly\n", "")
+
+
+def test_a_notice_is_not_logged_by_the_thread_that_a_signal_interrupts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.acquire()  # as a thread that is writing to the log
+    try:
+        service._log_within(0.05, lambda: "exiting now")  # noqa: SLF001  a signal handler calls it
+        locked = list(caplog.messages)
+    finally:
+        caplog.handler.release()
+    wait_until(lambda: caplog.messages == ["exiting now"])
+
+    assert locked == []
 
 
 class FakeRuntime(ThreadRuntime):

@@ -49,7 +49,7 @@ def test_a_missing_url_raises_an_error_with_examples() -> None:
         Settings().require_url()
 
     text = str(caught.value)
-    assert [part for part in ("postgresql://", "sqlite:///jobs.db", "memory://") if part not in text] == []
+    assert [part for part in ("postgresql://", "sqlite:///jobs.db") if part not in text] == []
     assert [part for part in ("--url", "TASKHARBOR_URL") if part not in text] == []
 
 
@@ -63,3 +63,19 @@ def test_settings_do_not_show_the_url_which_may_hold_a_password() -> None:
     settings = Settings(url="postgresql://app:hunter2@db/app")
 
     assert "hunter2" not in repr(settings)
+
+
+def test_the_app_comes_from_the_environment() -> None:
+    assert Settings.from_env({"TASKHARBOR_APP": "shop.jobs:harbor"}).app == "shop.jobs:harbor"
+
+
+def test_a_flag_that_is_not_a_boolean_is_refused() -> None:
+    assert Settings.from_env({"TASKHARBOR_DEV": "on"}).is_development
+    with pytest.raises(UsageError, match="TASKHARBOR_DEV"):
+        _ = Settings.from_env({"TASKHARBOR_DEV": "perhaps"}).is_development
+
+
+def test_a_child_of_the_development_server_warns_unless_it_is_off() -> None:
+    assert child_environment(url=None, development=True, environ={})["TASKHARBOR_DEV"] == "1"
+    assert child_environment(url=None, development=True, environ={"TASKHARBOR_DEV": "0"})["TASKHARBOR_DEV"] == "0"
+    assert "TASKHARBOR_DEV" not in child_environment(url=None, environ={})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from dataclasses import FrozenInstanceError, dataclass, replace
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path  # noqa: TC003  annotations are resolved
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
+from pydantic import Field
 
 from taskharbor import (
     Context,
@@ -16,6 +18,7 @@ from taskharbor import (
     Harbor,
     JobFailed,
     JobRequest,
+    JsonCodec,
     ResultTimeout,
     RetryPolicy,
     Status,
@@ -23,7 +26,11 @@ from taskharbor import (
 )
 from taskharbor.core.errors import IdempotencyConflict, InvalidRequest, JobNotFound, UsageError
 from taskharbor.core.ids import new_job_id
-from taskharbor.worker.context import current_attempt
+from taskharbor.core.results import JobFilter
+from taskharbor.tasks import Call
+from taskharbor.worker import current_attempt
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import running_worker
 
 if TYPE_CHECKING:
     from taskharbor.core.model import Job
@@ -35,6 +42,11 @@ SOON = timedelta(milliseconds=50)
 class Order:
     number: int
     lines: list[tuple[str, int]]
+
+
+@dataclass
+class Parcel:
+    label: Path
 
 
 def stored(handle: Handle[Any]) -> Job:
@@ -54,6 +66,30 @@ def test_calling_a_task_calls_its_function(quick: Harbor) -> None:
     assert double(4) == 8
     assert asyncio.run(later(4)) == 8
     assert (double.__name__, double.__doc__) == ("double", "Return twice the number.")
+
+
+def test_a_call_without_options_is_an_ordinary_request(quick: Harbor) -> None:
+    team = {"team": "a"}
+
+    @quick.task(type="mail.send", queue="mail", timeout=30, priority=2, max_attempts=3, metadata=team)
+    def send(user: int) -> None: ...
+
+    @quick.task
+    def bare(user: int) -> None: ...
+
+    one, other = send.call(7), send.call(7)
+
+    assert one.request == JobRequest(
+        type="mail.send", payload={"user": 7}, queue="mail", timeout=30, priority=2, max_attempts=3, metadata=team
+    )
+    assert bare.call(7).request == JobRequest(type="bare", payload={"user": 7})
+    assert one == other == Call(one.request, send)
+    assert one == send.using(priority=2).call(7)
+    assert one.request.metadata is not other.request.metadata
+    with pytest.raises(AttributeError, match="no setter"):
+        one.request = other.request  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        one.request.queue = "bulk"  # type: ignore[misc]
 
 
 def test_an_enqueued_call_runs_with_its_arguments_and_returns_its_result(harbor: Harbor) -> None:
@@ -100,9 +136,9 @@ def test_the_worker_passes_the_context(harbor: Harbor) -> None:
 
 
 def test_options_of_a_call_override_those_of_its_task(quick: Harbor) -> None:
-    retry = RetryPolicy(backoff=Fixed(SOON), max_attempts=3)
+    team = {"team": "a", "x": "y"}
 
-    @quick.task(type="mail.send", queue="mail", timeout=30, priority=2, retry=retry, metadata={"team": "a", "x": "y"})
+    @quick.task(type="mail.send", queue="mail", timeout=30, priority=2, max_attempts=3, metadata=team)
     def send() -> None: ...
 
     plain = stored(send.enqueue())
@@ -131,7 +167,7 @@ def test_options_of_a_call_override_those_of_its_task(quick: Harbor) -> None:
 def test_the_retry_policy_of_a_task_applies_to_its_jobs(harbor: Harbor) -> None:
     attempts = []
 
-    @harbor.task(retry=RetryPolicy(backoff=Fixed(timedelta(milliseconds=1)), max_attempts=3))
+    @harbor.task(retry=RetryPolicy(backoff=Fixed(0.001)), max_attempts=3)
     def fails() -> None:
         attempts.append(1)
         raise LookupError("no luck")
@@ -197,6 +233,77 @@ def test_enqueue_many_returns_a_handle_for_each_call(harbor: Harbor) -> None:
     assert [handle.result() for handle in handles] == [0, 2, 4, 6, 8]
     assert [stored(handle).priority for handle in handles] == [0, 1, 2, 3, 4]
     assert more[0].result() == 18
+
+
+def test_each_handle_of_enqueue_many_equals_the_one_of_a_single_call(harbor: Harbor) -> None:
+    @harbor.task
+    def origin(at: int) -> Order:
+        return Order(at, [])
+
+    once = origin.using(idempotency_key="k").enqueue(1)
+    again, new = harbor.enqueue_many([origin.using(idempotency_key="k").call(1), origin.call(2)])
+    harbor.worker().drain()
+
+    assert (again.id, again.existed, new.existed) == (once.id, True, False)
+    assert (again.result(), new.result()) == (Order(1, []), Order(2, []))
+    assert repr(new) == f"Handle('{new.id}')"
+
+
+def test_many_calls_of_scalars_are_stored_as_single_ones(harbor: Harbor) -> None:
+    @harbor.task
+    def bare(number: int, text: str = "", *, rate: float | None = None) -> None: ...
+
+    @harbor.task(queue="mail", timeout=30, priority=2, max_attempts=3, metadata={"team": "a"})
+    def send(user: str) -> None: ...
+
+    def without_identity(handle: Handle[Any]) -> Job:
+        now = datetime(2030, 1, 1, tzinfo=UTC)
+        return replace(stored(handle), id=singles[0].id, created_at=now, scheduled_for=now)
+
+    singles = [bare.enqueue(1, "ü"), send.enqueue("Ada"), bare.enqueue(2, rate=0.5), bare.enqueue(rate=None, number=3)]
+    calls = [bare.call(1, "ü"), send.call("Ada"), bare.call(2, rate=0.5), bare.call(rate=None, number=3)]
+    # The first three were packed before, so that alone they are written without a request now.
+    batches = [harbor.enqueue_many(calls[:3]), asyncio.run(harbor.aenqueue_many(calls[:3])), harbor.enqueue_many(calls)]
+
+    for handles in batches:
+        for single, other in zip(singles, handles, strict=False):
+            assert without_identity(other) == without_identity(single)
+    assert len({handle.id for handles in [singles, *batches] for handle in handles}) == 14
+
+
+def test_an_invalid_call_among_scalar_ones_is_named_and_nothing_is_stored() -> None:
+    harbor = Harbor("memory://", codec=JsonCodec(limit=40))
+
+    @harbor.task
+    def greet(name: str) -> None: ...
+
+    greet.enqueue("Ada")
+    for wrong in ("\ud800", "x" * 50):
+        with pytest.raises(InvalidRequest, match=r"jobs\[1\]\.payload") as refused:
+            harbor.enqueue_many([greet.call("a"), greet.call(wrong)])
+        assert len(refused.value.problems) == 1
+    assert len(harbor.driver.inspector.find(JobFilter(), limit=10).jobs) == 1
+
+
+def test_calls_of_scalars_are_encoded_by_the_codec_of_the_harbor() -> None:
+    class Reversed(JsonCodec):
+        name = "reversed"  # type: ignore[misc]
+
+        def encode(self, value: object, *, context: bytes) -> bytes:
+            return super().encode(value, context=context)[::-1]
+
+        def decode(self, data: bytes, *, context: bytes) -> Any:
+            return super().decode(data[::-1], context=context)
+
+    harbor = Harbor("memory://", codec=Reversed())
+
+    @harbor.task
+    def greet(name: str) -> str:
+        return name
+
+    for _ in range(2):
+        [handle] = harbor.enqueue_many([greet.call("Ada")])
+        assert stored(handle).payload == b'}"adA":"eman"{'
 
 
 def test_equal_calls_with_a_key_are_one_job_and_others_are_refused(harbor: Harbor) -> None:
@@ -285,16 +392,29 @@ def test_a_waiting_job_is_canceled_immediately(harbor: Harbor) -> None:
         handle.result(1)
 
 
-def test_result_raises_a_timeout_while_the_job_continues(harbor: Harbor) -> None:
+def test_a_timeout_says_what_the_job_waits_for(harbor: Harbor) -> None:
     @harbor.task
     def greet(name: str) -> None: ...
 
-    handle = greet.using(delay=3600).enqueue("Ada")
+    later, unserved = greet.using(delay=3600).enqueue("Ada"), greet.enqueue("Ada")
 
-    with pytest.raises(ResultTimeout, match=r"still running"):
-        handle.result(0.01)
-    with pytest.raises(ResultTimeout, match=r"still running"):
-        asyncio.run(handle.aresult(0.01))
+    for handle, reason in (later, "it is due at .*"), (unserved, "no live worker serves queue 'default': start one"):
+        message = rf"job {handle.id} did not finish within 0.01 s; it is PENDING: {reason}"
+        with pytest.raises(ResultTimeout, match=message) as caught:
+            handle.result(0.01)
+        with pytest.raises(ResultTimeout, match=message):
+            asyncio.run(handle.aresult(0.01))
+        assert caught.value.status is Status.PENDING
+
+
+def test_a_timeout_names_the_type_that_no_worker_handles(quick: Harbor) -> None:
+    @quick.task
+    def greet(name: str) -> None: ...
+
+    with running_worker(quick.driver, {"other": lambda _: None}):
+        wait_until(lambda: bool(quick.driver.inspector.workers()))
+        with pytest.raises(ResultTimeout, match="no live worker of queue 'default' handles type 'greet'"):
+            greet.enqueue("Ada").result(0.01)
 
 
 def test_a_handle_to_a_missing_job_raises_job_not_found(harbor: Harbor) -> None:
@@ -311,7 +431,7 @@ def test_a_handle_to_a_missing_job_raises_job_not_found(harbor: Harbor) -> None:
         ({"queu": "mail"}, "option is 'queu': must be one of type, aliases, queue"),
         ({"type": "two words"}, "type is 'two words': must match"),
         ({"queue": "two words"}, "queue is 'two words': must match"),
-        ({"timeout": "5 minutes"}, "timeout is '5 minutes': must be a timedelta, or seconds"),
+        ({"timeout": "5 minutes"}, "timeout is '5 minutes': must be a timedelta or a number of seconds"),
         ({"max_attempts": 0}, "max_attempts is 0: must be from 1"),
         ({"aliases": "old"}, r"aliases is 'old': must be a tuple: \('old',\)"),
         ({"retry": 3}, "retry is 3: must be a RetryPolicy; to set only the number of attempts, use max_attempts"),
@@ -333,7 +453,7 @@ def test_an_invalid_call_option_is_refused(quick: Harbor) -> None:
     with pytest.raises(UsageError, match=r"option is 'dealy': must be one of queue, delay"):
         send.using(dealy=5)  # type: ignore[call-arg]
     for wrong in ("5 minutes", float("nan"), 1e300, True):
-        with pytest.raises(UsageError, match=r"delay is .*: must be a timedelta, or seconds"):
+        with pytest.raises(UsageError, match=r"delay is .*: must be a timedelta or a number of seconds"):
             send.using(delay=wrong).enqueue()  # type: ignore[arg-type]
 
 
@@ -348,7 +468,7 @@ def test_duplicate_task_types_are_refused_except_for_a_redefined_task(quick: Har
     define(1)
     assert define(2)() == 2
 
-    with pytest.raises(UsageError, match=r"type is 'greet': .*greet has this type; set another type="):
+    with pytest.raises(UsageError, match=r"two tasks have the type 'greet': .*greet at tests/test_tasks.py:\d+ and .*"):
 
         @quick.task(aliases=("greet",))
         def other() -> None: ...
@@ -391,6 +511,14 @@ def test_a_task_shows_its_type(quick: Harbor) -> None:
     def send() -> None: ...
 
     assert repr(send) == "Task('mail.send')"
+
+
+def test_a_task_where_a_call_is_expected_is_refused_with_what_to_write(quick: Harbor) -> None:
+    @quick.task
+    def send(to: str) -> None: ...
+
+    with pytest.raises(UsageError, match=r"calls is .*send.*: it is not a call; write task\.call\(…\)"):
+        quick.enqueue_many([send])  # type: ignore[arg-type]
 
 
 def test_calls_of_another_harbors_tasks_are_refused(quick: Harbor) -> None:
@@ -440,3 +568,43 @@ def test_ten_thousand_progress_reports_take_few_statements(monkeypatch: pytest.M
     quick.worker().drain()
 
     assert len(statements) <= 10
+
+
+def test_a_task_with_a_parameter_that_cannot_be_stored_is_refused_at_the_definition(quick: Harbor) -> None:
+    with pytest.raises(UsageError, match=r"parameter 'path' is annotated Path: Path cannot be stored"):
+
+        @quick.task
+        def resize(path: Path) -> None: ...
+
+    with pytest.raises(UsageError, match=r"result is annotated time: time cannot be stored"):
+
+        @quick.task
+        async def closing_time() -> time: ...  # type: ignore[empty-body]
+
+
+def test_a_class_that_is_defined_below_its_task_is_checked_when_a_worker_starts(
+    quick: Harbor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @quick.task
+    def ship(parcel: Later) -> None: ...  # type: ignore[name-defined]  # noqa: F821  it is defined below
+
+    with pytest.raises(UsageError, match="name 'Later' is not defined"):
+        quick.worker()
+
+    monkeypatch.setitem(globals(), "Later", Parcel)
+
+    with pytest.raises(UsageError, match=r"parameter 'parcel\.label' is annotated Path"):
+        quick.worker()
+
+
+def test_a_constraint_of_pydantic_is_enforced_at_the_enqueue(quick: Harbor) -> None:
+    @quick.task
+    def book(seats: Annotated[int, Field(gt=3)]) -> int:
+        return seats
+
+    handle = book.enqueue(4)
+    quick.worker().drain()
+
+    assert handle.result() == 4
+    with pytest.raises(InvalidRequest, match=r"seats is not what the task takes: Input should be greater than 3"):
+        book.enqueue(3)

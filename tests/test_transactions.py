@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from taskharbor import Context, Fixed, Harbor, JobFailed, RetryPolicy, Status
+from taskharbor import Context, Harbor, JobFailed, Status
 from taskharbor.core.errors import LeaseLost, UsageError
 from tests.support.postgres import emptied
 from tests.support.waiting import wait_until
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from taskharbor import Task
 
-ONCE = RetryPolicy(backoff=Fixed(timedelta(milliseconds=1)), max_attempts=1)
 LONG_POLL = timedelta(seconds=60)
 
 
@@ -143,7 +142,7 @@ def test_effects_and_completion_commit_together(shop: Shop) -> None:
 
 
 def test_a_rolled_back_completion_fails_the_attempt(shop: Shop) -> None:
-    @shop.harbor.task(retry=ONCE)
+    @shop.harbor.task(max_attempts=1)
     def charge(ctx: Context, order: int) -> None:
         with psycopg.connect(shop.url) as db:
             db.execute("INSERT INTO orders VALUES (%s)", [order])
@@ -159,7 +158,7 @@ def test_a_rolled_back_completion_fails_the_attempt(shop: Shop) -> None:
 
 
 def test_a_committed_completion_counts_even_after_the_timeout(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    @shop.harbor.task(retry=ONCE, timeout=0.05)
+    @shop.harbor.task(max_attempts=1, timeout=0.05)
     def charge(ctx: Context, order: int) -> int:
         wait_until(lambda: ctx.is_cancelled)
         with psycopg.connect(shop.url) as db:
@@ -175,7 +174,7 @@ def test_a_committed_completion_counts_even_after_the_timeout(shop: Shop, caplog
 
 
 def test_an_error_after_the_commit_changes_nothing(shop: Shop) -> None:
-    @shop.harbor.task(retry=ONCE)
+    @shop.harbor.task(max_attempts=1)
     def charge(ctx: Context, order: int) -> None:
         with psycopg.connect(shop.url) as db:
             ctx.complete_in(db)
@@ -188,7 +187,7 @@ def test_an_error_after_the_commit_changes_nothing(shop: Shop) -> None:
 
 
 def test_a_job_that_is_completed_twice_keeps_the_first_result(shop: Shop) -> None:
-    @shop.harbor.task(retry=ONCE)
+    @shop.harbor.task(max_attempts=1)
     def charge(ctx: Context) -> int:
         with psycopg.connect(shop.url) as db:
             ctx.complete_in(db, result=1)

@@ -75,6 +75,7 @@ def test_a_job_view_is_valid_json_with_the_documented_fields() -> None:
         "links": {
             "self": f"/v1/jobs/{JOB}",
             "attempts": f"/v1/jobs/{JOB}/attempts",
+            "timeline": f"/v1/jobs/{JOB}/timeline",
             "why": f"/v1/jobs/{JOB}/why",
             "events": f"/v1/jobs/{JOB}/events",
         },

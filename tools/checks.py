@@ -8,6 +8,7 @@ of a group is printed when it has finished.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -25,20 +26,33 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 BIN: Final = Path(sys.executable).parent
 SLOW_AFTER: Final = timedelta(seconds=120)
 PARALLEL_GROUPS: Final = 3
+FAILURE_LINES: Final = 6
+FAILURE_WIDTH: Final = 160
 PLANTED: Final = ("kit", "worker", "api", "core", "postgres", "stores")
-MULTI_CORE: Final = (*(f"planted-{part}" for part in PLANTED), "planted-sql")
-"""Groups that use every core, so they run one at a time."""
+MULTI_CORE: Final = tuple(f"planted-{part}" for part in PLANTED)
+"""Groups that use every core, so they run one at a time. `benchmarks.planted` plants the other bugs."""
 
 OTHER_GROUPS: Final = (
     "tests/api",
     "tests/cli",
     "tests/conformance",
+    "tests/core",
+    "tests/dashboard",
     "tests/delivery",
+    "tests/deployment",
+    "tests/docs",
+    "tests/doctor",
     "tests/drivers/postgres",
     "tests/drivers/transactions",
     "tests/emulators",
+    "tests/integrations",
+    "tests/isolation",
+    "tests/newcomer",
     "tests/parity",
     "tests/planted",
+    "tests/release",
+    "tests/repo",
+    "tests/schedules",
     "tests/test_tasks.py",
     "tests/test_transactions.py",
     "tests/testing",
@@ -56,10 +70,18 @@ PLANS: Final = "tests/drivers/postgres/test_plans.py"
 SIMULATION: Final = "tests/testing/test_simulation.py"
 CRASHES: Final = "tests/worker/test_crashes.py"
 DIFFERENCES: Final = "tests/parity/test_differences.py"
-ENDINGS: Final = [
-    f"tests/worker/test_{each}.py"
-    for each in ("deaths", "leases", "outcomes", "shutdown", "stopping", "store_errors", "timeouts", "unknown_types")
+DEATHS: Final = [
+    f"tests/worker/test_{each}.py" for each in ("deaths", "leases", "outcomes", "store_errors", "unknown_types")
 ]
+STOPS: Final = [f"tests/worker/test_{each}.py" for each in ("shutdown", "stopping", "timeouts")]
+DEV: Final = [f"tests/cli/test_{each}.py" for each in ("declared_schedules", "dev", "outage_log")]
+SERVICES: Final = [f"tests/cli/test_{each}.py" for each in ("sqs", "sqs_errors", "startup", "worker")]
+TUTORIALS: Final = "tests/docs/test_tutorials.py"
+PAGES_OF_STORES: Final = [
+    f"tests/dashboard/test_{each}.py"
+    for each in ("attention", "embedding", "foundation", "incidents", "reasons", "sessions")
+]
+KIT: Final = "tests/conformance/test_drivers.py"
 
 
 def pytest(*paths: str, without: Iterable[str] = ()) -> Sequence[Sequence[str]]:
@@ -73,26 +95,40 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "contracts": [["lint-imports", "--no-logo"]],
         "words": [["python", "-m", "tools.prose"]],
         **{f"planted-{part}": [["python", "-m", "tests.planted", part]] for part in PLANTED},
-        "planted-sql": [["python", "-m", "tests.planted.sql"]],
-        "behaviour": pytest("tests", without=OTHER_GROUPS),
+        # Long ones first, so that the last to end are short.
         "simulation": pytest(SIMULATION),
-        "stores": pytest("tests/conformance"),
         "differences": pytest(DIFFERENCES),
-        "parity": pytest("tests/parity", without=[DIFFERENCES]),
+        "behaviour": pytest("tests", without=OTHER_GROUPS),
+        "stores": pytest(KIT),
         "postgres": pytest("tests/drivers/postgres", without=[*FAULTS, *LOADS, PLANS]),
+        "services": pytest(*SERVICES),
+        "newcomer": pytest("tests/newcomer"),
+        "docs": pytest("tests/docs", without=[TUTORIALS]),
+        "release": pytest("tests/deployment", "tests/release"),
+        "tutorials": pytest(TUTORIALS),
+        "isolation": pytest("tests/isolation"),
+        "deaths": pytest(*DEATHS),
         "loads": pytest(*LOADS),
-        "plans": pytest(PLANS),
-        "faults": pytest(*FAULTS),
-        "system": [["python", "-m", "tools.system_postgres"]],
-        "worker": pytest("tests/worker", without=[CRASHES, *ENDINGS]),
-        "endings": pytest(*ENDINGS),
+        "core": pytest("tests/core", "tests/repo", "tests/schedules"),
         "crashes": pytest(CRASHES),
-        "harbor": pytest("tests/test_tasks.py", "tests/test_transactions.py", "tests/testing", without=[SIMULATION]),
-        "transactions": pytest("tests/drivers/transactions", "tests/typing"),
-        "cli": pytest("tests/cli"),
-        "delivery": pytest("tests/delivery"),
-        "emulators": pytest("tests/emulators"),
+        "worker": pytest("tests/worker", without=[CRASHES, *DEATHS, *STOPS]),
+        "faults": pytest(*FAULTS),
+        "doctor": pytest("tests/doctor"),
         "api": pytest("tests/api"),
+        "cli": pytest("tests/cli", without=[*DEV, *SERVICES]),
+        "stops": pytest(*STOPS),
+        "previous": pytest("tests/conformance", without=[KIT]),
+        "dashboard": pytest("tests/dashboard", without=PAGES_OF_STORES),
+        "dashboard-http": pytest(*PAGES_OF_STORES),
+        "dev": pytest(*DEV),
+        "delivery": pytest("tests/delivery"),
+        "plans": pytest(PLANS),
+        "system": [["python", "-m", "tools.system_postgres"]],
+        "harbor": pytest("tests/test_tasks.py", "tests/test_transactions.py", "tests/testing", without=[SIMULATION]),
+        "parity": pytest("tests/parity", without=[DIFFERENCES]),
+        "transactions": pytest("tests/drivers/transactions", "tests/typing"),
+        "emulators": pytest("tests/emulators"),
+        "integrations": pytest("tests/integrations"),
     }
 )
 
@@ -102,6 +138,7 @@ class Run:
     group: str
     passed: bool
     took: timedelta
+    output: str
 
     def __str__(self) -> str:
         verdict = "ok" if self.passed else "FAILED"
@@ -128,16 +165,20 @@ def run_group(name: str) -> Run:
     start = time.monotonic()
     commands = [run_command(command) for command in GROUPS[name]]
     passed = all(done.returncode == 0 for done in commands)
-    run = Run(group=name, passed=passed, took=timedelta(seconds=time.monotonic() - start))
-    print(f"\n=== {name}\n{''.join(done.stdout for done in commands)}--- {run}", flush=True)
+    output = "".join(done.stdout for done in commands)
+    run = Run(group=name, passed=passed, took=timedelta(seconds=time.monotonic() - start), output=output)
+    print(f"\n=== {name}\n{output}--- {run}", flush=True)
     return run
 
 
 def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     program, *arguments = command
+    # Without bytecode, each of hundreds of processes would compile TaskHarbor anew.
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # noqa: TID251  children inherit the rest
     return subprocess.run(
         [BIN / program, *arguments],
         cwd=ROOT,
+        env=environ,
         check=False,
         text=True,
         errors="replace",
@@ -146,11 +187,22 @@ def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def print_table(runs: Iterable[Run], took: timedelta) -> None:
+def print_table(runs: Sequence[Run], took: timedelta) -> None:
     print()
     for run in runs:
         print(run)
     print(f"{'total':<17}{took.total_seconds():>8.1f} s")
+    # Last, because the end of a long log is what a person sees first.
+    for run in runs:
+        if not run.passed:
+            print(f"\n{run.group} failed:", *failures(run.output), sep="\n  ")
+
+
+def failures(output: str) -> Sequence[str]:
+    """Return the lines of *output* that name what failed, or its last lines."""
+    lines = output.splitlines()
+    named = [line for line in lines if line.startswith(("FAILED ", "ERROR ", "NOT CAUGHT", "PROVES NOTHING"))]
+    return [line[:FAILURE_WIDTH] for line in (named or lines)[-FAILURE_LINES:]]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ALLOWED: Final = Path(__file__).with_name("prose_allow.toml")
-SUFFIXES: Final = {".py", ".md", ".sql"}
+SUFFIXES: Final = {".html", ".py", ".md", ".sql"}
 
 INSTEAD: Final = {
     r"shall": "must, may or will",

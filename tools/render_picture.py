@@ -1,4 +1,4 @@
-"""Draw docs/images/how-it-works-{light,dark}.svg: python -m tools.render_picture (a test compares the files).
+"""Draw the pictures of docs/images, light and dark: python -m tools.render_picture (a test compares the files).
 
 The arrows between states come from the transition table, the boxes of the worker from its pipeline.
 """
@@ -8,11 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
-from xml.sax.saxutils import escape
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.states import TRANSITIONS, WAITING, Status
 from taskharbor.worker.pipeline import STAGES
+from tools import render_sequences
+from tools.drawing import THEMES, Box, Theme, arrow, box, heading, rectangle, svg, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "docs" / "images"
 WIDTH: Final = 800
@@ -25,35 +30,6 @@ NODES: Final = {  # states that share all neighbors share a box
     "stopped": frozenset({Status.DEAD, Status.CANCELED}),
     "": frozenset[Status](),  # before the insert and after the removal
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Theme:
-    background: str
-    text: str
-    muted: str
-    line: str
-    box: str
-    border: str
-    accent: str
-
-
-THEMES: Final = {
-    "light": Theme("#ffffff", "#1f2328", "#57606a", "#57606a", "#f6f8fa", "#8c959f", "#0969da"),
-    "dark": Theme("#0d1117", "#e6edf3", "#9da7b3", "#9da7b3", "#161b22", "#6e7681", "#58a6ff"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    x: int
-    y: int
-    width: int
-    height: int
-
-    @property
-    def center(self) -> int:
-        return self.x + self.width // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +64,15 @@ STATE_ARROWS: Final = {
 
 
 def picture(theme: Theme) -> str:
-    fonts = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, DejaVu Sans, sans-serif"
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-    head = '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title" font-family="{fonts}">',
-        '<title id="title">How TaskHarbor runs a job, and the states of a job</title>',
-        f'<defs>{head}<path d="M0 0 L8 4 L0 8 z" fill="{theme.line}"/></marker></defs>',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="{theme.background}"/>',
-        *worker(theme),
-        *states(theme),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+    title = "How TaskHarbor runs a job, and the states of a job"
+    return svg(theme, (WIDTH, HEIGHT), title=title, parts=[*worker(theme), *states(theme)])
+
+
+def life(theme: Theme) -> str:
+    """Draw the states alone."""
+    top = 246
+    moved = [f'<g transform="translate(0 -{top})">', *states(theme), "</g>"]
+    return svg(theme, (WIDTH, HEIGHT - top), title="The states of a job, and the events between them", parts=moved)
 
 
 def worker(theme: Theme) -> list[str]:
@@ -167,43 +139,20 @@ def split(words: list[str], lines: int) -> list[str]:
     return [", ".join(row) + ("," if row is not rows[-1] else "") for row in rows]
 
 
-def heading(theme: Theme, y: int, words: str) -> str:
-    return f'<text x="16" y="{y}" font-size="15" font-weight="600" fill="{theme.text}">{escape(words)}</text>'
-
-
-def box(theme: Theme, at: Box, *lines: str, is_list: bool = False) -> list[str]:
-    """Draw a box with a title and smaller lines below it, or with lines that are all titles."""
-    sizes = [13 if is_list or not n else 11 for n in range(len(lines))]
-    first = at.y + at.height // 2 + 5 - 9 * (len(lines) - 1)
-    texts = [
-        text(theme, at.center, first + 18 * n, line, size=size, is_strong=size > 11)
-        for n, (line, size) in enumerate(zip(lines, sizes, strict=True))
-    ]
-    return [rectangle(theme, at), *texts]
-
-
-def rectangle(theme: Theme, at: Box, *, dashed: bool = False) -> str:
-    look = f'fill="none" stroke="{theme.border}" stroke-dasharray="4 4"' if dashed else ""
-    solid = f'fill="{theme.box}" stroke="{theme.accent}"'
-    return f'<rect x="{at.x}" y="{at.y}" width="{at.width}" height="{at.height}" rx="6" {look or solid}/>'
-
-
-def arrow(theme: Theme, *points: tuple[int, int]) -> str:
-    path = " L".join(f"{x} {y}" for x, y in points)
-    return f'<path d="M{path}" fill="none" stroke="{theme.line}" stroke-width="1.4" marker-end="url(#head)"/>'
-
-
-def text(
-    theme: Theme, x: int, y: int, words: str, *, size: int = 12, anchor: str = "middle", is_strong: bool = False
-) -> str:
-    color, weight = (theme.text, ' font-weight="600"') if is_strong else (theme.muted, "")
-    return (
-        f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="{color}"{weight}>{escape(words)}</text>'
-    )
+DRAWN: Final[Mapping[str, Callable[[Theme], str]]] = MappingProxyType(
+    {
+        "how-it-works": picture,
+        "life-of-a-job": life,
+        "delivery": render_sequences.delivery,
+        "crash": render_sequences.crash,
+    }
+)
 
 
 def pictures() -> dict[Path, str]:
-    return {FOLDER / f"how-it-works-{name}.svg": picture(theme) for name, theme in THEMES.items()}
+    return {
+        FOLDER / f"{name}-{shade}.svg": draw(theme) for name, draw in DRAWN.items() for shade, theme in THEMES.items()
+    }
 
 
 if __name__ == "__main__":

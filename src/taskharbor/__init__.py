@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.sqlite import SqliteDriver
     from taskharbor.enqueuer import DueTaskEnqueuer
     from taskharbor.harbor import Harbor
+    from taskharbor.observability.job_log import JobLogFilter
     from taskharbor.tasks import Call, Handle, Task
     from taskharbor.worker.context import AttemptStopped, Context
     from taskharbor.worker.worker import Worker
@@ -58,6 +59,7 @@ __all__ = [
     "InvalidRequest",
     "Job",
     "JobFailed",
+    "JobLogFilter",
     "JobNotFound",
     "JobRequest",
     "JsonCodec",
@@ -101,6 +103,7 @@ _HOMES: Final = {
     "InvalidRequest": "core.errors",
     "Job": "core.model",
     "JobFailed": "core.errors",
+    "JobLogFilter": "observability.job_log",
     "JobNotFound": "core.errors",
     "JobRequest": "core.request",
     "JsonCodec": "core.codec",

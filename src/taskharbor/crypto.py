@@ -19,8 +19,9 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from taskharbor.core.codec import JsonCodec, codec_name
+from taskharbor.core.codec import JsonCodec, can_store, codec_name
 from taskharbor.core.errors import PayloadNotDecodable, Problem, UsageError
+from taskharbor.installation import install_command
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -28,7 +29,7 @@ try:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ImportError as missing:
-    remedy = "taskharbor.crypto needs the cryptography package: pip install 'taskharbor[crypto]'"
+    remedy = f"taskharbor.crypto needs the cryptography package; run: {install_command('crypto')}"
     raise ImportError(remedy) from missing
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class AesGcmCodec:
     def name(self) -> str:
         """The name of the format. It does not depend on the keys, so rotation does not change it."""
         return f"aes-gcm+{codec_name(self._inner)}"
+
+    def stores(self, kind: type) -> bool:
+        """Return whether the inner codec can encode values of this class."""
+        return can_store(self._inner, kind)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(keys={[*self._ciphers]}, active={self._active!r})"

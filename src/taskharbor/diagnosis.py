@@ -5,25 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.errors import JobNotFound
-from taskharbor.core.messages import OVERDUE_AFTER
+from taskharbor.core.claims import UNHANDLED_AFTER
+from taskharbor.core.errors import JobNotFound, ResultTimeout, StoreUnavailable
+from taskharbor.core.messages import OVERDUE_AFTER, DeliveryRole
 from taskharbor.core.model import PUBLISHER_AWAY
 from taskharbor.core.results import JobFilter, Kept
 from taskharbor.core.states import WAITING, Status
-from taskharbor.views import iso_time
+from taskharbor.views import describe_end, iso_time
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from taskharbor.core.ids import JobId
+    from taskharbor.core.messages import DeliveryNote
     from taskharbor.core.model import JobSummary, WorkerRecord
-    from taskharbor.core.results import QueueStats
+    from taskharbor.core.results import Page, QueueStats
     from taskharbor.drivers.base import Inspector
 
 WORKER_ALIVE_WITHIN: Final = timedelta(seconds=30)
 """A worker without a heartbeat for longer counts as dead. Three heartbeat intervals."""
+WORKER_GONE_AFTER: Final = timedelta(minutes=5)
+"""A worker without a heartbeat for longer is not expected to return."""
 MAX_COUNTED: Final = 50
 """The maximum number of waiting jobs that are counted exactly; for more, the store's statistics are used."""
 
@@ -37,6 +43,9 @@ class Cause(StrEnum):
     NOT_DUE = "not-due"
     PAUSED = "paused"
     UNHANDLED = "unhandled"
+    NO_ENQUEUER = "no-enqueuer"
+    SEND_FAILED = "send-failed"
+    RECEIVE_FAILED = "receive-failed"
     MESSAGE = "message"
     AHEAD = "ahead"
     NEXT = "next"
@@ -78,46 +87,104 @@ def diagnose(inspector: Inspector, job_id: JobId) -> Diagnosis:
     job = inspector.summaries([job_id]).get(job_id)
     if job is None:
         raise JobNotFound(job_id)
+    return diagnose_all(inspector, [job])[job_id]
+
+
+def diagnose_all(inspector: Inspector, jobs: Sequence[JobSummary]) -> dict[JobId, Diagnosis]:
+    """Return why each of *jobs* is in its status. What several of them need is read once."""
+    facts = _Facts(inspector, jobs)
+    return {job.id: _diagnose(facts, job) for job in jobs}
+
+
+def _diagnose(facts: _Facts, job: JobSummary) -> Diagnosis:
     if job.status.is_final:
-        return _final(job, _kept(inspector, job_id))
-    now = inspector.now()
+        return _final(job, facts.kept(job.id))
     if job.status is Status.PROCESSING:
-        return _held(job, now)
-    return _not_due(job, now) if job.scheduled_for > now else _not_started(inspector, job, now)
+        return _held(job, facts.now)
+    return _not_due(job, facts.now) if job.scheduled_for > facts.now else _not_started(facts, job, facts.now)
+
+
+class _Facts:
+    """What the diagnoses of some jobs need, each read at most once."""
+
+    def __init__(self, inspector: Inspector, jobs: Sequence[JobSummary]) -> None:
+        self._inspector = inspector
+        self._final = [job.id for job in jobs if job.status.is_final]
+        self.delivery = cache(inspector.delivery)
+        self.first_waiting = cache(self._first_waiting)
+
+    @cached_property
+    def now(self) -> datetime:
+        return self._inspector.now()
+
+    @cached_property
+    def queues(self) -> dict[str, QueueStats]:
+        return {each.name: each for each in self._inspector.queues()}
+
+    @cached_property
+    def alive(self) -> list[WorkerRecord]:
+        return [each for each in self._inspector.workers() if is_alive(each, self.now)]
+
+    @cached_property
+    def _unpublished(self) -> set[JobId]:
+        return {row.event.job_id for row in self._inspector.outbox(self._final) if not row.is_done}
+
+    @cached_property
+    def _has_publisher(self) -> bool:
+        seen_at = self._inspector.publisher_seen_at()
+        return seen_at is not None and seen_at > self.now - PUBLISHER_AWAY
+
+    def kept(self, job_id: JobId) -> Kept | None:
+        """Return why prune and purge keep a finished job: its event is not published yet."""
+        return Kept.UNPUBLISHED if job_id in self._unpublished and self._has_publisher else None
+
+    def _first_waiting(self, queue: str) -> Page:
+        return self._inspector.find(JobFilter(queue=queue, statuses=WAITING), limit=MAX_COUNTED)
+
+
+def timeout_error(inspector: Inspector, job_id: JobId, timeout: timedelta) -> ResultTimeout:
+    """Return the error of a wait for a job that has ended after *timeout*. It says what the job waits for."""
+    try:
+        found = diagnose(inspector, job_id)
+    except (JobNotFound, StoreUnavailable):  # the job was removed meanwhile, or the store cannot be asked
+        return ResultTimeout(job_id, timeout)
+    return ResultTimeout(job_id, timeout, found.status, found.text)
 
 
 def is_alive(worker: WorkerRecord, now: datetime) -> bool:
     """Return whether the worker's last heartbeat is recent."""
-    return worker.seen_at is not None and worker.seen_at > now - WORKER_ALIVE_WITHIN
+    return _is_recent(worker.seen_at, now)
 
 
-def _not_started(inspector: Inspector, job: JobSummary, now: datetime) -> Diagnosis:
+def _is_recent(seen_at: datetime | None, now: datetime) -> bool:
+    return seen_at is not None and seen_at > now - WORKER_ALIVE_WITHIN
+
+
+def declared_schedules(inspector: Inspector) -> frozenset[str]:
+    """Return the names of the schedules that live workers declare in their code."""
+    now = inspector.now()
+    return frozenset(name for each in inspector.workers() if is_alive(each, now) for name in each.schedules)
+
+
+def _not_started(facts: _Facts, job: JobSummary, now: datetime) -> Diagnosis:
     """Return why no worker runs a job that is due."""
-    queue = next((each for each in inspector.queues() if each.name == job.queue), None)
+    queue = facts.queues.get(job.queue)
     if queue is not None and queue.paused_at is not None:
         return _paused(job, queue)
-    alive = [each for each in inspector.workers() if is_alive(each, now) and job.queue in each.queues]
+    alive = [each for each in facts.alive if job.queue in each.queues]
     if not any(job.type in each.types for each in alive):
-        return _unhandled(job, alive)
-    if job.status is Status.ENQUEUED and now < job.scheduled_for + OVERDUE_AFTER:
-        return _message(job)
-    return _waiting(job, *_ahead(inspector, job, queue, now))
+        return _unhandled(job, alive, now)
+    if now < job.scheduled_for + OVERDUE_AFTER:
+        notes = {each.role: each for each in facts.delivery(job.queue) if _is_recent(each.seen_at, now)}
+        if job.status is Status.ENQUEUED or DeliveryRole.RECEIVER in notes:
+            return _message(job, notes)
+    return _waiting(job, *_ahead(facts, job, queue))
 
 
 def _final(job: JobSummary, kept: Kept | None) -> Diagnosis:
-    reason = f": {job.dead_reason}" if job.status is Status.DEAD else ""
+    reason = ": " + describe_end(job).partition("\n")[0] if job.status is Status.DEAD else ""
     note = "" if kept is None else "; it cannot be removed yet: dead-letter event not published yet"
-    return _diagnosis(
-        job, Cause.FINAL, f"it ended as {job.status} at {iso_time(job.completed_at)}{reason}{note}", kept=kept
-    )
-
-
-def _kept(inspector: Inspector, job_id: JobId) -> Kept | None:
-    """Return why prune and purge keep a finished job: its event is not published yet."""
-    if all(row.is_done for row in inspector.outbox([job_id])):
-        return None
-    seen_at = inspector.publisher_seen_at()
-    return Kept.UNPUBLISHED if seen_at is not None and seen_at > inspector.now() - PUBLISHER_AWAY else None
+    return _diagnosis(job, Cause.FINAL, f"it ended at {iso_time(job.completed_at)}{reason}{note}", kept=kept)
 
 
 def _held(job: JobSummary, now: datetime) -> Diagnosis:
@@ -143,19 +210,42 @@ def _paused(job: JobSummary, queue: QueueStats) -> Diagnosis:
     return _diagnosis(job, Cause.PAUSED, text)
 
 
-def _unhandled(job: JobSummary, alive: list[WorkerRecord]) -> Diagnosis:
+def _unhandled(job: JobSummary, alive: list[WorkerRecord], now: datetime) -> Diagnosis:
     if not alive:
-        text = f"no live worker serves queue {job.queue!r}: start one"
-    else:
-        text = f"none of the {len(alive)} live workers of queue {job.queue!r} handles type {job.type!r}"
-    return _diagnosis(job, Cause.UNHANDLED, text)
+        return _diagnosis(job, Cause.UNHANDLED, f"no live worker serves queue {job.queue!r}: start one")
+    text = f"no live worker of queue {job.queue!r} handles type {job.type!r}: start one that does"
+    until = job.scheduled_for + UNHANDLED_AFTER
+    if now < until:
+        text += f"; it is left for other workers until {iso_time(until)}, then it becomes a dead letter"
+        return _diagnosis(job, Cause.UNHANDLED, f"{text} (by default; see --unknown-types)", until=until)
+    text += f"; it was left for other workers until {iso_time(until)}, and becomes a dead letter when a slot is free"
+    return _diagnosis(job, Cause.UNHANDLED, f"{text}, unless workers run with --unknown-types leave")
 
 
-def _message(job: JobSummary) -> Diagnosis:
+def _message(job: JobSummary, notes: Mapping[DeliveryRole, DeliveryNote]) -> Diagnosis:
+    """Return what became of the message of a job. Without one, workers claim the job from the store later."""
     until = job.scheduled_for + OVERDUE_AFTER
-    sent = "is not confirmed as sent" if job.sent_at is None else f"was sent at {iso_time(job.sent_at)}"
-    text = f"its message {sent}; if none arrives, workers claim the job from the store at {iso_time(until)}"
-    return _diagnosis(job, Cause.MESSAGE, text, until=until)
+    cause, text = _message_cause(job, notes.get(DeliveryRole.SENDER), notes.get(DeliveryRole.RECEIVER))
+    text += f"; if no message arrives, workers claim the job from the store at {iso_time(until)}"
+    return _diagnosis(job, cause, text, until=until)
+
+
+def _message_cause(job: JobSummary, sender: DeliveryNote | None, receiver: DeliveryNote | None) -> tuple[Cause, str]:
+    queue = repr(job.queue)
+    is_sent = job.status is Status.ENQUEUED and job.sent_at is not None
+    if is_sent and receiver is not None and receiver.problem:
+        sent = f"its message was sent at {iso_time(job.sent_at)}"
+        return Cause.RECEIVE_FAILED, f"{sent}, but workers cannot receive messages of queue {queue}: {receiver.problem}"
+    if is_sent:
+        return Cause.MESSAGE, f"its message was sent at {iso_time(job.sent_at)}, and no worker has received it yet"
+    if sender is None:
+        start = f"start one: taskharbor enqueuer -q {job.queue}"
+        return Cause.NO_ENQUEUER, f"its message is not sent, because no enqueuer serves queue {queue}: {start}"
+    if sender.problem:
+        return Cause.SEND_FAILED, f"its message cannot be sent: {sender.problem}"
+    if job.status is Status.ENQUEUED:
+        return Cause.MESSAGE, "its message is being sent"
+    return Cause.MESSAGE, f"an enqueuer of queue {queue} sends its message when it comes to it"
 
 
 def _waiting(job: JobSummary, ahead: int, is_exact: bool) -> Diagnosis:  # noqa: FBT001  the pair that _ahead returns
@@ -166,11 +256,11 @@ def _waiting(job: JobSummary, ahead: int, is_exact: bool) -> Diagnosis:  # noqa:
     return _diagnosis(job, Cause.AHEAD, text, ahead=ahead)
 
 
-def _ahead(inspector: Inspector, job: JobSummary, queue: QueueStats | None, now: datetime) -> tuple[int, bool]:
+def _ahead(facts: _Facts, job: JobSummary, queue: QueueStats | None) -> tuple[int, bool]:
     """Return how many jobs come first, and whether the number is exact."""
-    page = inspector.find(JobFilter(queue=job.queue, statuses=WAITING), limit=MAX_COUNTED)
+    page = facts.first_waiting(job.queue)
     if page.after is None:
-        return sum(each.scheduled_for <= now and _position(each) < _position(job) for each in page.jobs), True
+        return sum(each.scheduled_for <= facts.now and _position(each) < _position(job) for each in page.jobs), True
     waiting = 0 if queue is None else sum(queue.counts.get(status, 0) for status in WAITING)
     return max(waiting - 1, MAX_COUNTED), False
 

@@ -1,4 +1,4 @@
-"""The `Harbor`: the entry point for tasks, schedules, workers and results, with its open store."""
+"""The `Harbor`: the entry point for tasks, schedules, workers and results."""
 
 from __future__ import annotations
 
@@ -6,30 +6,28 @@ import asyncio
 import inspect
 import sys
 import threading
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from taskharbor.client import Client
-from taskharbor.core.codec import JsonCodec
+from taskharbor.core.codec import JsonCodec, can_store
 from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.request import MAX_ATTEMPTS, validate_attempts
 from taskharbor.core.retry import RetryPolicy
 from taskharbor.core.signatures import CallSignature
+from taskharbor.core.statistics import check_version
+from taskharbor.core.typed_values import UnresolvedAnnotation
 from taskharbor.drivers import unwrap
 from taskharbor.drivers.connect import connect
+from taskharbor.observability.tracing import spans_for
+from taskharbor.open_store import OpenStore
 from taskharbor.schedules.scheduler import Scheduler
-from taskharbor.schedules.spec import DAY, ScheduleSpec
+from taskharbor.schedules.spec import DAY, spec_for
 from taskharbor.settings import Settings
-from taskharbor.tasks import (
-    Call,
-    Handle,
-    Task,
-    TaskOptions,
-    as_timedelta,
-    check_calls,
-    check_options,
-    request_for_schedule,
-)
-from taskharbor.watcher import JobWatcher
+from taskharbor.task_options import TaskOptions, check_options
+from taskharbor.task_registry import Names, TaskRegistry, caller_place, name_of_app
+from taskharbor.tasks import Call, Handle, Task, check_calls, handles_of, request_for_schedule
 from taskharbor.worker.context import Context
 from taskharbor.worker.lifespan import check_lifespan
 from taskharbor.worker.worker import Worker
@@ -37,10 +35,13 @@ from taskharbor.worker.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from types import TracebackType
+
+    from opentelemetry.trace import TracerProvider
 
     from taskharbor.core.clocks import Clock
     from taskharbor.core.codec import Codec
+    from taskharbor.core.durations import Duration
+    from taskharbor.core.failure import Redact
     from taskharbor.core.hooks import Hook
     from taskharbor.core.ids import JobId
     from taskharbor.core.request import JobRequest
@@ -48,9 +49,12 @@ if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver, Inserter
     from taskharbor.outbox import Publisher
     from taskharbor.schedules.firing import Missed, Overlap
-    from taskharbor.tasks import Duration
+    from taskharbor.schedules.spec import ScheduleSpec
+    from taskharbor.task_registry import TaskDecorator
     from taskharbor.testing.harness import Harness
+    from taskharbor.watcher import JobWatcher
     from taskharbor.worker.config import Queues, WorkerOptions
+    from taskharbor.worker.handlers import Middleware
     from taskharbor.worker.lifespan import Lifespan
 
 P = ParamSpec("P")
@@ -61,50 +65,23 @@ L = TypeVar("L", bound="Lifespan")
 _POLICY: Final = RetryPolicy()
 
 
-class OpenStore:
-    """An open store: its driver, client and watcher. *joins*: whether jobs are stored in users' transactions."""
-
-    def __init__(self, driver: Driver, client: Client, *, joins: bool = True) -> None:
-        self.driver = driver
-        self.client = client
-        self.watcher = JobWatcher(driver.inspector)
-        self.joins = joins
-
-    def close(self) -> None:
-        self.watcher.close()
-        self.client.close()
-        self.driver.close()
-
-
-class TaskDecorator(Protocol):
-    """The decorator that `Harbor.task` returns if it is called with options."""
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
-    ) -> Task[P, R, Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Context, P], R], /
-    ) -> Task[P, R, Callable[Concatenate[Context, P], R]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> Task[P, R, Callable[P, Coroutine[Any, Any, R]]]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R, Callable[P, R]]: ...
-
-
 class Harbor:
     """A set of tasks and the store of their jobs.
 
     - *store*: a URL (``postgresql://…``, ``sqlite:///jobs.db`` or ``memory://``) or a driver. Without it, the
       environment variable TASKHARBOR_URL has the URL. The store is opened when it is first used.
     - *codec*: how payloads and results are encoded; by default `JsonCodec`.
-    - *policy*: the retry policy of tasks that have no *retry* of their own.
-    - *hooks*: callables that receive an event when a job is enqueued, and from workers for each attempt.
+    - *max_attempts*: how many attempts a job has if its task or call does not say. It is stored with the job.
+    - *policy*: the retry policy of tasks without *retry*: the delays that workers of this harbor put between attempts.
+    - *hooks*: callables that receive the events of `taskharbor.core.hooks`, for metrics and alerts.
     - *publisher*: a callable that workers call with the `DeadTaskEvent` of each job that has failed for good.
+    - *redact*: a callable that gets each text of a task's error, and returns the text to store and log.
     - *notify*: whether a job that is stored in your transaction wakes a worker when you commit.
+    - *names*: the type of tasks that set none: the name of the "function", or "qualified", with the module.
+    - *keep*, *keep_dead*: how long finished jobs (7 days) and dead letters (until you remove them) are kept.
+    - *tracing*: whether enqueues and attempts make OpenTelemetry spans, or the tracer provider that makes them; by
+      default as the environment variable TASKHARBOR_TRACING says.
+    - *version*: that of your application, such as a commit; by default TASKHARBOR_APP_VERSION. Workers report it.
 
     A harbor may be shared by threads. Use it as a context manager, or `close` it, to close the store.
 
@@ -124,20 +101,34 @@ class Harbor:
         store: str | Driver | None = None,
         *,
         codec: Codec | None = None,
+        max_attempts: int = MAX_ATTEMPTS,
         policy: RetryPolicy = _POLICY,
         hooks: Sequence[Hook] = (),
         publisher: Publisher | None = None,
+        redact: Redact | None = None,
         notify: bool = True,
+        names: Names = "function",
+        keep: Duration | None = None,
+        keep_dead: Duration | None = None,
+        tracing: bool | TracerProvider | None = None,
+        version: str | None = None,
     ) -> None:
         self.codec: Codec = codec or JsonCodec()
-        self._source, self.policy, self._notify = store, policy, notify
-        self.hooks, self.publisher = tuple(hooks), publisher
+        validate_attempts(max_attempts, field="max_attempts")
+        self.source, self.policy, self._notify, self.max_attempts = store, policy, notify, max_attempts
+        self.hooks, self.publisher, self.redact = tuple(hooks), publisher, redact
+        settings = Settings.from_env()
+        self.retention = settings.retention(keep, keep_dead)
+        self.spans = spans_for(settings.is_tracing if tracing is None else tracing)
+        self.version = check_version(version or settings.app_version)
         self._open_lock = threading.Lock()
         self._store: OpenStore | None = None
         self._override: OpenStore | None = None
-        self._tasks: dict[str, Task[..., Any, Any]] = {}
+        self._tasks = TaskRegistry(names)
         self._schedules: dict[str, ScheduleSpec] = {}
         self._lifespan: Lifespan | None = None
+        self.middleware: tuple[Middleware, ...] = ()
+        self.extra_queues: tuple[str, ...] = ()
 
     @property
     def driver(self) -> Driver:
@@ -166,17 +157,18 @@ class Harbor:
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any, Any]]:
-        """The tasks, by type."""
-        return dict(self._tasks)
+        """The tasks, by type. Included modules are imported first."""
+        return self._tasks.load()
 
     @property
     def queues(self) -> list[str]:
-        """The queues of all tasks, and ``"default"``."""
-        return sorted({"default", *(task.queue for task in self._tasks.values())})
+        """The queues of all tasks, those that an integration adds, and ``"default"``."""
+        return sorted({"default", *self.extra_queues, *(task.queue for task in self.tasks.values())})
 
     @property
     def schedules(self) -> Mapping[str, ScheduleSpec]:
-        """The schedules that were defined with `schedule`, by name."""
+        """The schedules that were defined with `schedule`, by name. Included modules are imported first."""
+        self._tasks.load()
         return dict(self._schedules)
 
     @overload
@@ -204,12 +196,20 @@ class Harbor:
         attempt; it is not an argument of the call.
 
         Raises `UsageError` or `InvalidRequest` if an option is unknown or invalid, if a parameter is not annotated,
-        or if another task of this harbor has the same type.
+        if a parameter cannot be stored, or if another task of this harbor has the same type.
         """
         if function is None:
             check_options(options, TaskOptions)
             return lambda function: self._add_task(function, options)
         return self._add_task(function, {})
+
+    def include(self, *modules: str) -> None:
+        """Import *modules*, given by their dotted names, when the tasks are needed: ``harbor.include("shop.mail")``.
+
+        They are imported by the first use of `tasks`, `queues`, `schedules`, `worker` or `register`, and so when a
+        worker starts; not by an enqueue. So the modules can import this harbor to define their tasks.
+        """
+        self._tasks.include(modules, caller_place())
 
     def schedule(
         self,
@@ -237,21 +237,15 @@ class Harbor:
         """
 
         def define(task: T) -> T:
-            request = request_for_schedule(self, task)
-            spec = ScheduleSpec(
+            spec = spec_for(
+                request_for_schedule(self, task),
                 name=name or task.type,
                 cron=cron,
                 timezone=tz,
-                type=request.type,
-                payload=request.payload,
-                queue=request.queue,
-                timeout=request.timeout,
-                max_attempts=request.max_attempts,
-                priority=request.priority,
                 missed=missed,
                 overlap=overlap,
-                window=as_timedelta(window, "window"),
-                jitter=as_timedelta(jitter, "jitter"),
+                window=window,
+                jitter=jitter,
             )
             if (other := self._schedules.setdefault(spec.name, spec)) is not spec:
                 rule = f"a schedule of {other.type!r} has this name; set another name=… for one of them"
@@ -274,6 +268,13 @@ class Harbor:
         self._lifespan = function
         return function
 
+    def wrap(self, middleware: Middleware) -> None:
+        """Call *middleware* around every handler of this harbor's workers and of its test harness.
+
+        It is described in `Worker`. The first one is outermost, and those of a worker's options are innermost.
+        """
+        self.middleware += (middleware,)
+
     def worker(
         self, *, queues: Queues | None = None, hooks: Sequence[Hook] = (), **options: Unpack[WorkerOptions]
     ) -> Worker:
@@ -283,7 +284,10 @@ class Harbor:
         *hooks* are added to those of the harbor. `Worker` describes the *options*, such as *concurrency* and *lease*.
         Raises `UsageError` if an option is invalid.
         """
-        options.setdefault("publisher", self.publisher)
+        own: dict[str, Any] = {"publisher": self.publisher, "redact": self.redact}
+        own |= {"tracing": self.spans, "version": self.version}
+        own["middleware"] = (*self.middleware, *options.pop("middleware", ()))
+        options = cast("WorkerOptions", {**own, **self.retention, **options})
         worker = Worker(
             self.driver,
             queues=queues or self.queues,
@@ -291,21 +295,32 @@ class Harbor:
             lifespan=self._lifespan,
             hooks=(*self.hooks, *hooks),
             scheduler=self.scheduler(),
-            schedules=tuple(self._schedules.values()),
+            schedules=tuple(self.schedules.values()),
             **options,
         )
+        worker.use_app(partial(name_of_app, self), self.source if isinstance(self.source, str) else None)
         self.register(worker)
         return worker
 
     def scheduler(self) -> Scheduler:
         """Return a scheduler, which enqueues the jobs of all schedules in the store. Every worker has one."""
-        return Scheduler(self.driver, codec=self.codec, policy=self.policy)
+        return Scheduler(
+            self.driver, codec=self.codec, max_attempts=self.max_attempts, hooks=self.hooks, tracing=self.spans
+        )
 
     def register(self, worker: Worker) -> None:
-        """Register the tasks of this harbor as handlers of *worker*."""
-        for task in self._tasks.values():
+        """Register the tasks of this harbor as handlers of *worker*. Raises `UsageError` if one cannot be stored."""
+        self.check_tasks()
+        for task in self.tasks.values():
             for each in task.types:
-                worker.register(each, task.handler(), policy=task.retry or self.policy)
+                worker.register(each, task.handler(), **task.handler_options(self.policy))
+
+    def check_tasks(self) -> None:
+        """Import the included modules, and check all annotations: those of classes defined below their task, too.
+
+        Raises `UsageError` if a parameter or a result cannot be stored. `worker` and `register` call this.
+        """
+        self._tasks.check(partial(can_store, self.codec))
 
     def enqueue_many(self, calls: Iterable[Call[R]], *, connection: Any = None) -> list[Handle[R]]:
         """Store calls (see `Task.call`) in one statement, and return their handles in the same order.
@@ -316,12 +331,12 @@ class Harbor:
         """
         checked = check_calls(self, calls)
         client = self.client if connection is None else self._joined_client(connection)
-        return _handles(self, checked, client.enqueue_many([call.request for call in checked]))
+        return handles_of(checked, client.enqueue_calls(checked))
 
     async def aenqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Store calls as `enqueue_many` does, without blocking the event loop."""
         checked = check_calls(self, calls)
-        return _handles(self, checked, await self.client.aenqueue_many([call.request for call in checked]))
+        return handles_of(checked, await self.client.aenqueue_calls(checked))
 
     def handle(self, job_id: JobId) -> Handle[Any]:
         """Return a handle to a job of any type. Its result is the decoded value; `Task.handle` returns a typed one."""
@@ -335,11 +350,11 @@ class Harbor:
 
     async def aenqueue_request(self, request: JobRequest, connection: Any = None) -> Enqueued:
         """Store a job as `enqueue_request` does, without blocking the event loop. *connection* may be async."""
-        if connection is None or not self.store.joins:
+        if connection is None:
             return await self.client.aenqueue(request)
         if not unwrap.is_async(connection):
             return self._joined_client(connection).enqueue(request)
-        joined = self._join("ajoin", await unwrap.aunwrap(connection))
+        joined = await unwrap.ajoin(self.driver, connection, notify=self._notify)
         return await self.client.aenqueue_in(joined, request)
 
     def testing(self) -> AbstractContextManager[Harness]:
@@ -360,7 +375,7 @@ class Harbor:
     def use_store(self, store: str | Driver) -> None:
         """Close the store, and use another from now on: a URL or a driver."""
         self.close()
-        self._source = store
+        self.source = store
 
     def close(self) -> None:
         """Close the store, and end all waits for results. The store is opened again if it is used again."""
@@ -376,74 +391,60 @@ class Harbor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _open(self) -> OpenStore:
-        store = self._source
+        store = self.source
         driver = (
             connect(store or Settings.from_env().require_url()) if store is None or isinstance(store, str) else store
         )
-        return OpenStore(driver, self.make_client(driver))
+        if self.spans is not None:
+            self.spans.use_store(driver)
+        return OpenStore(driver, self.make_client(driver), warns=Settings.from_env().is_development)
 
     def make_client(self, inserter: Inserter, *, clock: Clock | None = None) -> Client:
-        """Return a client that stores jobs through *inserter*, with the codec, policy and hooks of this harbor."""
-        return Client(inserter, codec=self.codec, policy=self.policy, hooks=self.hooks, clock=clock)
+        """Return a client that stores jobs through *inserter*, with the codec, attempts and hooks of this harbor."""
+        return Client(
+            inserter,
+            codec=self.codec,
+            max_attempts=self.max_attempts,
+            hooks=self.hooks,
+            clock=clock,
+            tracing=self.spans,
+        )
 
     def start_lifespan(self) -> Iterator[Any] | AsyncIterator[Any]:
         """Return a new generator of the lifespan. If there is no lifespan, it yields None."""
         return (each for each in [None]) if self._lifespan is None else self._lifespan()
 
     def _joined_client(self, connection: Any) -> Client:
-        if not self.store.joins:
-            return self.client
         if unwrap.is_async(connection):
             rule = "it is async; use await aenqueue(…)"
             raise UsageError(Problem(field="connection", value=type(connection).__name__, rule=rule))
-        return self.make_client(self._join("join", unwrap.unwrap(connection)))
-
-    def _join(self, method: str, connection: Any) -> Any:
-        return unwrap.join(self.driver, method, connection, notify=self._notify)
+        joined = unwrap.join(self.driver, connection, notify=self._notify)
+        return self.make_client(joined, clock=self.store.clock)
 
     def _add_task(self, function: Any, options: TaskOptions) -> Task[..., Any, Any]:
         is_inner = "<locals>" in getattr(function, "__qualname__", "")
         scope = sys._getframe(2).f_locals if is_inner else None  # noqa: SLF001  its annotations may name local classes
         arguments = CallSignature(function, context=Context, scope=scope)
+        with suppress(UnresolvedAnnotation):  # of a class that is defined below; a worker checks it when it starts
+            arguments.check(partial(can_store, self.codec))
         task: Task[..., Any, Any] = Task(
             self,
             function,
             arguments,
             is_async=inspect.iscoroutinefunction(function),
             options=options,
-            type=options.get("type") or function.__name__,
+            type=options.get("type") or self._tasks.default_type(function),
         )
-        for each in task.types:
-            if (other := self._task_of_type(each)) is not None and not _is_redefinition(other, task):
-                rule = f"{other.__module__}.{other.__qualname__} has this type; set another type=… for one of them"
-                raise UsageError(Problem(field="type", value=repr(each), rule=rule))
-        self._tasks[task.type] = task
+        self._tasks.add(task, function)
         self._schedules = {name: spec for name, spec in self._schedules.items() if spec.type != task.type}
         return task
-
-    def _task_of_type(self, type: str) -> Any:
-        return next((task for task in self._tasks.values() if type in task.types), None)
-
-
-def _is_redefinition(one: Any, other: Any) -> bool:
-    """Return whether both tasks are the same function, which is defined again when its module is reloaded."""
-    return bool((one.__module__, one.__qualname__) == (other.__module__, other.__qualname__))
-
-
-def _handles(harbor: Harbor, calls: Sequence[Call[R]], enqueued: Sequence[Enqueued]) -> list[Handle[R]]:
-    return [
-        Handle(harbor, each.id, arguments=call.task.arguments, existed=each.existed)
-        for call, each in zip(calls, enqueued, strict=True)
-    ]

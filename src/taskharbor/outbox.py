@@ -1,4 +1,4 @@
-"""Publish dead-letter events from the outbox, and log and purge dead letters."""
+"""Publish dead-letter events from the outbox, and purge dead letters."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import Problem, StoreUnavailable, TaskHarborError, UsageError
 from taskharbor.core.failure import Failure
+from taskharbor.core.hooks import EventsPublished
 from taskharbor.core.messages import resend_interval
 from taskharbor.core.model import PUBLISHER_AWAY, DeadTaskEvent
 from taskharbor.core.results import Kept, Published, Removed, Unpublished
-from taskharbor.core.text import make_storable
+from taskharbor.core.text import make_storable, one_line
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, ItemFailure, OutgoingMessage
+from taskharbor.observability.failure_log import STORE, FailureLog
+from taskharbor.observability.hook_caller import NO_HOOKS
 from taskharbor.runtime import NO_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskharbor.core.hooks import JobDead
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import OutboxRow
     from taskharbor.delivery.transport import Transport
     from taskharbor.drivers.base import Driver
+    from taskharbor.observability.hook_caller import HookCaller
 
     Publish = Callable[[Sequence[DeadTaskEvent]], Sequence[ItemFailure | None]]
 
@@ -59,9 +62,18 @@ class OutboxRelay:
     """
 
     def __init__(
-        self, driver: Driver, publish: Publish, *, most: int = MAX_PUBLISH_ATTEMPTS, batch: int = OUTBOX_BATCH
+        self,
+        driver: Driver,
+        publish: Publish,
+        *,
+        most: int = MAX_PUBLISH_ATTEMPTS,
+        batch: int = OUTBOX_BATCH,
+        failures: FailureLog | None = None,
+        call_hooks: HookCaller = NO_HOOKS,
     ) -> None:
         self._driver = driver
+        self._call_hooks = call_hooks
+        self._failures = failures or FailureLog(_LOG)
         self._publish = publish
         self._most = most
         self._batch = batch
@@ -71,7 +83,7 @@ class OutboxRelay:
         try:
             return self._relay()
         except StoreUnavailable as error:
-            _LOG.warning("dead-letter events not published; retrying: %s", error)
+            self._failures.unavailable(STORE, error)
             return FIRST_RETRY
 
     def _relay(self) -> timedelta:
@@ -80,6 +92,8 @@ class OutboxRelay:
             return PERIOD
         results = [self._result(row, answer) for row, answer in zip(rows, self._published(rows), strict=True)]
         self._driver.maintenance.settle_outbox(results)
+        if self._call_hooks:
+            self._call_hooks(_published_event(results))
         pauses = [each.retry_in for each in results if isinstance(each, Unpublished) and each.retry_in is not None]
         return min(pauses, default=NO_PAUSE if len(rows) == self._batch else PERIOD)
 
@@ -97,11 +111,34 @@ class OutboxRelay:
         reason = make_storable(failed.reason, limit=MAX_ERROR_CHARS)
         if gives_up:
             message = "giving up on dead-letter event for job %s after %d attempts: %s"
-            _LOG.error(message, event.job_id, row.attempts, _one_line(reason))
+            shown = one_line(reason, limit=MAX_LOGGED_CHARS)
+            _LOG.error(message, event.job_id, row.attempts, shown, extra=_fields(event))
         elif row.attempts == 1:
-            _LOG.warning("dead-letter event for job %s not published; retrying: %s", event.job_id, _one_line(reason))
+            _LOG.warning(
+                "dead-letter event for job %s not published; retrying: %s",
+                event.job_id,
+                one_line(reason, limit=MAX_LOGGED_CHARS),
+                extra=_fields(event),
+            )
         retry_in = None if gives_up else resend_interval(row.attempts, first=FIRST_RETRY, cap=MAX_RETRY)
         return Unpublished(event.event_id, reason, retry_in)
+
+
+def _published_event(results: Sequence[Published | Unpublished]) -> EventsPublished:
+    unpublished = [each for each in results if isinstance(each, Unpublished)]
+    given_up = sum(each.retry_in is None for each in unpublished)
+    return EventsPublished(count=len(results) - len(unpublished), failed=len(unpublished) - given_up, given_up=given_up)
+
+
+def _fields(event: DeadTaskEvent) -> dict[str, object]:
+    """Return the attributes of the log records about an event."""
+    return {
+        "job_id": str(event.job_id),
+        "type": event.type,
+        "queue": event.queue,
+        "attempt": event.attempt_count,
+        "worker": event.worker_id,
+    }
 
 
 def publish_to(transport: Transport, queue: str = DEAD_EVENTS_QUEUE) -> Publish:
@@ -132,12 +169,22 @@ def check_publisher(publisher: Publisher) -> None:
 
 
 def relay_for(
-    driver: Driver, *, publisher: Publisher | None, transport: Transport | None, queue: str | None
+    driver: Driver,
+    failures: FailureLog | None = None,
+    call_hooks: HookCaller = NO_HOOKS,
+    *,
+    publisher: Publisher | None,
+    transport: Transport | None,
+    queue: str | None,
 ) -> OutboxRelay | None:
     """Return the relay to *publisher* if given, otherwise to *queue* of *transport*; None without either."""
     if publisher is not None:
-        return OutboxRelay(driver, to_callable(publisher), batch=CALLABLE_BATCH)
-    return None if transport is None or queue is None else OutboxRelay(driver, publish_to(transport, queue))
+        return OutboxRelay(
+            driver, to_callable(publisher), batch=CALLABLE_BATCH, failures=failures, call_hooks=call_hooks
+        )
+    if transport is None or queue is None:
+        return None
+    return OutboxRelay(driver, publish_to(transport, queue), failures=failures, call_hooks=call_hooks)
 
 
 def close_unpublished(
@@ -159,12 +206,17 @@ def purge(driver: Driver, job_ids: Sequence[JobId], *, older_than: timedelta, gi
     An unpublished event keeps a job only if the store has a publisher. With *give_up*, a reason, such
     events are given up.
     """
+    close_events(driver, job_ids, give_up=give_up)
+    count = driver.maintenance.purge(older_than=older_than, limit=len(job_ids), job_ids=job_ids)
+    return Removed(count=count, kept={} if count == len(job_ids) else _kept_counts(driver, job_ids, older_than, count))
+
+
+def close_events(driver: Driver, job_ids: Sequence[JobId], *, give_up: str | None) -> None:
+    """Close the events of these jobs if the store has no publisher; with *give_up*, a reason, in any case."""
     while close_unpublished(driver, older_than=timedelta(0), limit=OUTBOX_BATCH, job_ids=job_ids) == OUTBOX_BATCH:
         pass
     if give_up is not None:
         give_up_events(driver, job_ids, give_up)
-    count = driver.maintenance.purge(older_than=older_than, limit=len(job_ids), job_ids=job_ids)
-    return Removed(count=count, kept={} if count == len(job_ids) else _kept_counts(driver, job_ids, older_than, count))
 
 
 def give_up_events(driver: Driver, job_ids: Sequence[JobId], reason: str) -> None:
@@ -187,20 +239,6 @@ def _kept_counts(driver: Driver, job_ids: Sequence[JobId], older_than: timedelta
         else:
             kept[Kept.UNPUBLISHED if job.id in held else Kept.IN_USE] += 1
     return {reason: kept[reason] for reason in Kept if kept[reason]}
-
-
-def log_death(log: logging.Logger, dead: JobDead, error: str = "") -> None:
-    """Log a dead job in one line. *error* is the error's type, not its message, which may be secret."""
-    reason = _one_line(f"{dead.reason}: {error}" if error else dead.reason)
-    log.error("job %s (%s) is dead after attempt %d: %s", dead.job_id, dead.type, dead.attempt_count, reason)
-
-
-def _one_line(text: str) -> str:
-    """Return the beginning of *text* without line breaks and control characters, to prevent forged log lines."""
-    return "".join(
-        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}"
-        for each in " ".join(text.split())[:MAX_LOGGED_CHARS]
-    )
 
 
 def encode_event(event: DeadTaskEvent) -> str:

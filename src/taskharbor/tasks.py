@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
+from taskharbor.core.durations import Duration, as_timedelta
 from taskharbor.core.errors import (
     CallNotReadable,
     InvalidRequest,
@@ -18,17 +19,26 @@ from taskharbor.core.errors import (
 )
 from taskharbor.core.model import result_context
 from taskharbor.core.outcome import DeadLetter
-from taskharbor.core.request import JobRequest, validate
-from taskharbor.core.retry import RetryPolicy
+from taskharbor.core.request import JobRequest, RequestTemplate, new_request, validate
 from taskharbor.core.states import Status
+from taskharbor.task_options import (
+    CallOptions,
+    HandlerOptions,
+    TaskOptions,
+    check_options,
+    check_task_options,
+    memory_limit,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from taskharbor.core.codec import Codec
+    from taskharbor.core.flat_calls import FlatShape
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job, Progress
     from taskharbor.core.results import Enqueued
+    from taskharbor.core.retry import RetryPolicy
     from taskharbor.core.signatures import CallSignature
     from taskharbor.drivers.base import Driver
     from taskharbor.watcher import JobWatcher
@@ -38,61 +48,11 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 F = TypeVar("F")
 
-Duration = timedelta | float
-"""A time span: a `timedelta`, or a number of seconds."""
 RESULT_TIMEOUT: Final = timedelta(seconds=60)
 """How long `Handle.result` waits by default."""
 
 
-class CallOptions(TypedDict, total=False):
-    """The options of `Task.using`. They take precedence over those of the task.
-
-    - *queue*: the queue of the job.
-    - *delay*: how long after the enqueue the job is due.
-    - *scheduled_for*: the time at which the job is due, with a time zone. Set this or *delay*, not both.
-    - *timeout*: how long one attempt may run.
-    - *max_attempts*: how many attempts the job has.
-    - *priority*: of due jobs in a queue, the one with the lowest number runs first.
-    - *idempotency_key*: a second enqueue with the same key in the same queue stores no second job.
-    - *metadata*: text values that are stored with the job, merged with those of the task.
-    - *connection*: your database connection or session. The job is stored in its transaction.
-    """
-
-    queue: str
-    delay: Duration
-    scheduled_for: datetime
-    timeout: Duration
-    max_attempts: int
-    priority: int
-    idempotency_key: str
-    metadata: Mapping[str, str]
-    connection: Any
-
-
 _NO_OPTIONS: Final[CallOptions] = {}
-
-
-class TaskOptions(TypedDict, total=False):
-    """The options of `Harbor.task`.
-
-    - *type*: the name that jobs are stored with; by default the name of the function.
-    - *aliases*: earlier types of the task. Stored jobs of these types still run.
-    - *queue*: the queue of its jobs; by default ``"default"``.
-    - *timeout*: how long one attempt may run; by default there is no limit.
-    - *max_attempts*: how many attempts a job has; by default that of *retry*, or of the harbor's policy.
-    - *priority*: of due jobs in a queue, the one with the lowest number runs first; by default 0.
-    - *retry*: when a failed attempt is repeated; by default the policy of the harbor.
-    - *metadata*: text values that are stored with each job.
-    """
-
-    type: str
-    aliases: tuple[str, ...]
-    queue: str
-    timeout: Duration
-    max_attempts: int
-    priority: int
-    retry: RetryPolicy
-    metadata: Mapping[str, str]
 
 
 class TaskBackend(Protocol):
@@ -157,12 +117,13 @@ class Task(Generic[P, R, F]):
         self.backend = backend
         self._function = function
         self._options = options
+        self._template = RequestTemplate.of(type, options)
         self.__name__: str
         self.__qualname__: str
         self.arguments = arguments
         self.is_async = is_async
         self.type = type
-        _check_task_options(options)
+        check_task_options(options)
         for each in self.types:
             validate(replace(self.request(None, _NO_OPTIONS), type=each))
 
@@ -199,7 +160,13 @@ class Task(Generic[P, R, F]):
 
         Raises `InvalidRequest` if the arguments do not match the parameters.
         """
-        return Call(self.request(self.arguments.pack(args, kwargs), _NO_OPTIONS), self)
+        flat = self.arguments.flat_shape(args, kwargs)
+        if flat is None:
+            return Call(self.request(self.arguments.pack(args, kwargs), _NO_OPTIONS), self)
+        call: Call[R] = _bare(Call)  # takes half the time of the constructor
+        call._request, call.task, call.flat = None, self, flat  # noqa: SLF001  of this module
+        call.values = (*args, *kwargs.values()) if kwargs else args
+        return call
 
     def using(self, **options: Unpack[CallOptions]) -> BoundTask[P, R]:
         """Return the task with options for its calls: ``task.using(delay=60).enqueue(…)``.
@@ -220,7 +187,7 @@ class Task(Generic[P, R, F]):
     @property
     def queue(self) -> str:
         """The queue of its jobs, unless a call sets another."""
-        return self._options.get("queue", "default")
+        return self._template.queue
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -232,35 +199,53 @@ class Task(Generic[P, R, F]):
         """Its retry policy, or None if it uses the policy of its harbor."""
         return self._options.get("retry")
 
+    @property
+    def capture_logs(self) -> bool | str | None:
+        """Whether its log lines are kept, or from which level on; None if its worker decides."""
+        return self._options.get("capture_logs")
+
+    def handler_options(self, policy: RetryPolicy) -> HandlerOptions:
+        """Return the options of `Worker.register` for its handler; *policy* applies if it has none of its own."""
+        return HandlerOptions(
+            policy=self.retry or policy,
+            capture_logs=self.capture_logs,
+            isolate=True if "memory" in self._options else self._options.get("isolate"),
+            memory_bytes=memory_limit(self._options),
+        )
+
     def request(self, payload: object, options: CallOptions) -> JobRequest:
         """Return the request for a job of this task. *payload* is the packed call."""
-        defaults = self._options
-        policy = defaults.get("retry")
-        attempts = options.get("max_attempts", defaults.get("max_attempts", policy.max_attempts if policy else None))
-        timeout = options.get("timeout", defaults.get("timeout"))
-        delay = options.get("delay")
+        template = self._template
+        if not options:
+            return new_request(payload, template)
         return JobRequest(
-            type=self.type,
+            type=template.type,
             payload=payload,
-            queue=options.get("queue", defaults.get("queue", "default")),
+            queue=options.get("queue", template.queue),
             scheduled_for=options.get("scheduled_for"),
-            delay=None if delay is None else as_timedelta(delay, "delay"),
-            timeout=None if timeout is None else as_timedelta(timeout, "timeout"),
-            max_attempts=attempts,
-            priority=options.get("priority", defaults.get("priority", 0)),
+            delay=options.get("delay"),
+            timeout=options.get("timeout", template.timeout),
+            max_attempts=options.get("max_attempts", template.max_attempts),
+            priority=options.get("priority", template.priority),
             idempotency_key=options.get("idempotency_key"),
-            metadata={**defaults.get("metadata", {}), **options.get("metadata", {})},
+            metadata={**template.metadata, **options.get("metadata", {})},
         )
 
     def handler(self) -> Callable[..., Any]:
         """Return the handler that a worker runs for its jobs: it calls the function with the stored arguments."""
-        return self._handle_async if self.is_async else self._handle_sync
+        function: Any = self._function
+        unpack, pack_result = self._unpack, self._pack_result
 
-    def _handle_sync(self, job: Job, ctx: Any) -> object:
-        return self._pack_result(self._run(job, ctx))
+        async def handle_async(job: Job, ctx: Any) -> object:
+            args, kwargs = unpack(job, ctx)
+            # Without names, no dict of them is made for the call.
+            return pack_result(await (function(*args, **kwargs) if kwargs else function(*args)))
 
-    async def _handle_async(self, job: Job, ctx: Any) -> object:
-        return self._pack_result(await self._run(job, ctx))
+        def handle_sync(job: Job, ctx: Any) -> object:
+            args, kwargs = unpack(job, ctx)
+            return pack_result(function(*args, **kwargs) if kwargs else function(*args))
+
+        return handle_async if self.is_async else handle_sync
 
     def _pack_result(self, result: object) -> object:
         try:
@@ -268,14 +253,15 @@ class Task(Generic[P, R, F]):
         except InvalidRequest as error:
             raise ResultNotEncodable(error) from error
 
-    def _run(self, job: Job, ctx: Any) -> Any:
+    def _unpack(self, job: Job, ctx: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the function, with *ctx* if it takes one."""
+        arguments = self.arguments
         try:
-            args, kwargs = self.arguments.unpack(job.data)
+            args, kwargs = arguments.unpack(job.data)
         except CallNotReadable as error:
             raise DeadLetter(str(error)) from error  # a retry would fail again
         ctx.use_result_encoder(self._pack_result)
-        injected = (ctx,) if self.arguments.takes_context else ()
-        return cast("Callable[..., Any]", self._function)(*injected, *args, **kwargs)
+        return ((ctx, *args), kwargs) if arguments.takes_context else (args, kwargs)
 
 
 class BoundTask(Generic[P, R]):
@@ -312,12 +298,38 @@ class BoundTask(Generic[P, R]):
         return Handle(self._task.backend, enqueued.id, arguments=self._task.arguments, existed=enqueued.existed)
 
 
-@dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):
-    """A call of a task that is not stored yet. `Task.call` makes it, and `Harbor.enqueue_many` stores it."""
+    """A call of a task that is not stored yet. `Task.call` makes it, and `Harbor.enqueue_many` stores it.
 
-    request: JobRequest
-    task: Task[..., R_co, Any] = field(repr=False)
+    Its ``request`` is made when it is needed, since a bulk enqueue of scalar arguments writes their payloads without
+    one: see `core.flat_calls`.
+    """
+
+    __slots__ = ("_request", "flat", "task", "values")
+
+    def __init__(self, request: JobRequest, task: Task[..., R_co, Any]) -> None:
+        self._request: JobRequest | None = request
+        self.task = task
+        self.flat: FlatShape | None = None
+        self.values: tuple[Any, ...] = ()
+
+    @property
+    def request(self) -> JobRequest:
+        """The request for its job."""
+        if self._request is None and self.flat is not None:
+            self._request = self.task.request(self.flat.pack(self.values), _NO_OPTIONS)
+        return cast("JobRequest", self._request)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and (self.request, self.task) == (other.request, other.task)
+
+    __hash__ = None  # type: ignore[assignment]  # as its payload
+
+    def __repr__(self) -> str:
+        return f"Call({self.request!r})"
+
+
+_bare: Final = object.__new__
 
 
 class Handle(Generic[R_co]):
@@ -328,6 +340,8 @@ class Handle(Generic[R_co]):
 
     `Task.enqueue` returns handles. For a job that was enqueued elsewhere, use `Task.handle` or `Harbor.handle`.
     """
+
+    __slots__ = ("__weakref__", "_arguments", "_backend", "existed", "id")
 
     def __init__(
         self, backend: TaskBackend, job_id: JobId, *, arguments: CallSignature | None = None, existed: bool = False
@@ -369,8 +383,8 @@ class Handle(Generic[R_co]):
     def result(self, timeout: Duration = RESULT_TIMEOUT) -> R_co:
         """Wait until the job has ended, and return the result of the task.
 
-        Raises `JobFailed` if the job is dead or canceled, `ResultTimeout` if it has not ended within *timeout* (it
-        continues), and `JobNotFound` if it does not exist.
+        Raises `JobFailed` if the job is dead or canceled, `ResultTimeout` if it has not ended within *timeout*, with
+        what it waits for, and `JobNotFound` if it does not exist.
 
         A handler that waits for another job keeps its own slot. If the handlers in all slots wait, no worker can run
         the jobs that they wait for, and they time out. In a coroutine, use `aresult`.
@@ -390,10 +404,23 @@ class Handle(Generic[R_co]):
         return cast("R_co", stored if self._arguments is None else self._arguments.unpack_result(stored))
 
 
+def handles_of(calls: Sequence[Call[R]], enqueued: Sequence[Enqueued]) -> list[Handle[R]]:
+    """Return the handles of the jobs that were stored for *calls*."""
+    handles: list[Handle[R]] = []
+    for call, each in zip(calls, enqueued, strict=True):
+        handle: Handle[R] = _bare(Handle)  # setting its slots takes a third of the time of the constructor
+        handle._backend, handle._arguments = call.task.backend, call.task.arguments  # noqa: SLF001
+        handle.id, handle.existed = each.id, each.existed
+        handles.append(handle)
+    return handles
+
+
 def check_calls(backend: TaskBackend, calls: Iterable[Call[R]]) -> list[Call[R]]:
-    """Return *calls* as a list. Raise `UsageError` if the task of one belongs to another harbor."""
-    checked = list(calls)
+    """Return *calls* as a list. Raise `UsageError` if one is not a call, or if its task belongs to another harbor."""
+    checked: list[Any] = list(calls)
     for call in checked:
+        if not isinstance(call, Call):
+            raise UsageError(Problem(field="calls", value=repr(call), rule="it is not a call; write task.call(…)"))
         _check_backend(call.task, backend)
     return checked
 
@@ -415,32 +442,3 @@ def _check_backend(task: Task[..., Any, Any], backend: TaskBackend) -> None:
     if task.backend is not backend:
         rule = "it belongs to another harbor, which has its own store: use that harbor"
         raise UsageError(Problem(field="task", value=repr(task.type), rule=rule))
-
-
-def _check_task_options(options: Mapping[str, Any]) -> None:
-    aliases, policy = options.get("aliases", ()), options.get("retry")
-    if isinstance(aliases, str):
-        raise UsageError(Problem(field="aliases", value=repr(aliases), rule=f"must be a tuple: ({aliases!r},)"))
-    if policy is not None and not isinstance(policy, RetryPolicy):
-        rule = "must be a RetryPolicy; to set only the number of attempts, use max_attempts"
-        raise UsageError(Problem(field="retry", value=repr(policy), rule=rule))
-
-
-def check_options(options: Mapping[str, Any], known: type[Any]) -> None:
-    """Raise `UsageError` for an option that the TypedDict *known* does not have."""
-    for name in options:
-        if name not in known.__annotations__:
-            rule = f"must be one of {', '.join(known.__annotations__)}"
-            raise UsageError(Problem(field="option", value=repr(name), rule=rule))
-
-
-def as_timedelta(value: Duration, name: str) -> timedelta:
-    """Return *value*, a timedelta or a number of seconds, as a timedelta. Errors name the option *name*."""
-    if isinstance(value, timedelta):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(Problem(field=name, value=repr(value), rule="must be a timedelta, or seconds"))
-    try:
-        return timedelta(seconds=value)
-    except (OverflowError, ValueError) as error:
-        raise UsageError(Problem(field=name, value=repr(value), rule="must be a timedelta, or seconds")) from error

@@ -10,15 +10,18 @@ from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.model import Job
+from taskharbor.core.operations import filter_to_json, sort_refusals
 from taskharbor.core.states import FINAL, Event, Status, next_statuses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from datetime import datetime
 
     from taskharbor.core.failure import Failure
+    from taskharbor.core.log_lines import AttemptLines
     from taskharbor.core.model import ApiKey, Attempt, JobSummary, Schedule, WorkerRecord
-    from taskharbor.core.results import DeadLetterGroup, FinishedCount, QueueStats
+    from taskharbor.core.operations import Operation
+    from taskharbor.core.results import DeadLetterGroup, FinishedCount, JobFilter, QueueStats
 
 View = dict[str, Any]
 
@@ -61,9 +64,14 @@ def job_view(
     }
     if with_payload:
         assert isinstance(job, Job)  # noqa: S101  a summary has neither
-        view["payload"] = stored_value(job.payload)
-        view["result"] = None if job.result is None else stored_value(job.result)
+        view |= payload_view(job)
     return view
+
+
+def payload_view(job: Job) -> View:
+    """Return the JSON form of a job's payload and result, which may be secret."""
+    result = None if job.result is None else stored_value(job.result)
+    return {"payload": stored_value(job.payload), "result": result}
 
 
 def actions(job: JobSummary) -> list[str]:
@@ -117,7 +125,22 @@ def attempt_view(attempt: Attempt) -> View:
         "worker": attempt.worker_id,
         "started_at": iso_time(attempt.started_at),
         "ended_at": iso_time(attempt.ended_at),
-        "error": None if failure is None else _failure(failure) | {"traceback": failure.traceback or None},
+        "run_seconds": seconds(attempt_duration(attempt)),
+        "error": None if failure is None else failure_view(failure) | {"traceback": failure.traceback or None},
+    }
+
+
+def log_view(log: AttemptLines) -> View:
+    """Return the JSON form of the log lines of an attempt, which may contain secrets."""
+    return {
+        "attempt": log.attempt,
+        "worker": log.worker_id,
+        "saved_at": iso_time(log.saved_at),
+        "dropped": log.dropped,
+        "lines": [
+            {"at": iso_time(each.at), "level": each.level, "logger": each.logger, "text": each.text}
+            for each in log.lines
+        ],
     }
 
 
@@ -143,6 +166,8 @@ def queue_view(queue: QueueStats, *, now: datetime) -> View:
         "oldest_age_seconds": age,
         "paused_at": iso_time(queue.paused_at),
         "paused_by": queue.paused_by,
+        "paused_reason": queue.paused_reason or None,
+        "paused_until": iso_time(queue.paused_until),
     }
 
 
@@ -154,13 +179,20 @@ def worker_view(worker: WorkerRecord) -> View:
         "queues": list(worker.queues),
         "types": list(worker.types),
         "concurrency": worker.concurrency,
+        "busy_slots": worker.busy_slots,
+        "free_slots": max(worker.concurrency - worker.busy_slots - worker.lost_slots, 0),
         "lost_slots": worker.lost_slots,
+        "version": worker.version,
+        "library": worker.library,
+        "schedules": list(worker.schedules),
         "started_at": iso_time(worker.started_at),
         "seen_at": iso_time(worker.seen_at),
+        "stopped_at": iso_time(worker.stopped_at),
     }
 
 
-def schedule_view(schedule: Schedule, *, with_payload: bool = False) -> View:
+def schedule_view(schedule: Schedule, *, declared: Collection[str], with_payload: bool = False) -> View:
+    """Return the JSON form of a schedule. *declared* are the names of those that live workers declare."""
     view = {
         "name": schedule.name,
         "cron": schedule.cron,
@@ -172,17 +204,53 @@ def schedule_view(schedule: Schedule, *, with_payload: bool = False) -> View:
         "fired_at": iso_time(schedule.fired_at),
         "paused_at": iso_time(schedule.paused_at),
         "last_job_id": None if schedule.last_job_id is None else str(schedule.last_job_id),
+        "origin": "stored" if schedule.declared_at is None else "code",
+        "declared_at": iso_time(schedule.declared_at),
+        "state": schedule_state(schedule, declared=declared),
     }
     return view | {"payload": stored_value(schedule.payload)} if with_payload else view
 
 
-def finished_view(finished: FinishedCount) -> View:
+def schedule_state(schedule: Schedule, *, declared: Collection[str]) -> str:
+    """Return ``active`` if the schedule fires, else why it does not: ``undeclared`` or ``paused``."""
+    if schedule.declared_at is not None and schedule.name not in declared:
+        return "undeclared"
+    return "active" if schedule.paused_at is None else "paused"
+
+
+def operation_view(operation: Operation, *, root: str = "") -> View:
+    """Return the JSON form of a bulk operation. *root* is the path prefix of the API."""
+    own = f"{root}/v1/operations/{operation.id}"
+    handled = operation.done + sum(operation.refused.values())
+    is_open = operation.state.is_open
+    left = None if operation.is_capped or not is_open else max(0, operation.matched - handled)
+    rate = operation.options.rate
     return {
-        "minute": iso_time(finished.minute),
-        "queue": finished.queue,
-        "status": finished.status.value,
-        "count": finished.count,
+        "id": str(operation.id),
+        "kind": operation.kind.value,
+        "state": operation.state.value,
+        "by": operation.by,
+        "reason": operation.reason,
+        "filter": None if operation.filter is None else _filter_view(operation.filter),
+        "options": json.loads(operation.options.to_json()),
+        "matched": operation.matched,
+        "is_capped": operation.is_capped,
+        "done": operation.done,
+        "refused": sort_refusals(operation.refused),
+        "left": left,
+        "seconds_left": None if left is None or rate is None else left / rate,
+        "created_at": iso_time(operation.created_at),
+        "starts_at": iso_time(operation.next_at) if operation.started_at is None and is_open else None,
+        "started_at": iso_time(operation.started_at),
+        "ended_at": iso_time(operation.ended_at),
+        "stopped_by": operation.stopped_by,
+        "links": {"self": own, "stop": f"{own}/stop"},
     }
+
+
+def _filter_view(wanted: JobFilter) -> View:
+    view: View = json.loads(filter_to_json(wanted))
+    return view if wanted.tag is None else view | {"tag": "=".join(wanted.tag)}
 
 
 def stats_view(
@@ -216,6 +284,8 @@ def key_view(key: ApiKey) -> View:
         "expires_at": iso_time(key.expires_at),
         "revoked_at": iso_time(key.revoked_at),
         "used_at": iso_time(key.used_at),
+        "kind": "key" if key.parent is None else "session",
+        "parent": key.parent,
     }
 
 
@@ -246,6 +316,21 @@ def run_time(job: JobSummary, now: datetime) -> timedelta | None:
     return max((job.completed_at or now) - job.processing_started_at, _ZERO)
 
 
+def attempt_duration(attempt: Attempt) -> timedelta | None:
+    """Return how long the attempt took; None for a requeue, which is recorded as an attempt that did not start."""
+    return None if attempt.started_at is None else max(attempt.ended_at - attempt.started_at, _ZERO)
+
+
+def dead_reason(job: JobSummary) -> str | None:
+    """Return why the job is a dead letter, unless its error contains the reason."""
+    return None if job.dead_reason is None or job.dead_reason in (job.last_error or "") else job.dead_reason
+
+
+def describe_end(job: JobSummary) -> str:
+    """Return the dead reason of a job and its error, or an empty string if it has neither."""
+    return ": ".join(filter(None, [dead_reason(job), job.last_error]))
+
+
 def progress_view(job: JobSummary) -> View | None:
     if job.progress is None:
         return None
@@ -258,7 +343,7 @@ def error_view(last_error: str | None, failure: Failure | None = None) -> View |
         return None
     # A lost lease and a duty of the janitor set last_error without a new failure.
     if failure is not None and str(failure) == last_error:
-        return _failure(failure)
+        return failure_view(failure)
     parts = _ERROR.fullmatch(last_error)
     if parts is None:
         return {"type": None, "message": last_error, "fingerprint": None}
@@ -276,13 +361,13 @@ def _lease(job: JobSummary) -> View | None:
     return {"worker": job.worker_id, "expires_at": iso_time(job.lease_expires_at)}
 
 
-def _failure(failure: Failure) -> View:
+def failure_view(failure: Failure) -> View:
     return {"type": failure.type or None, "message": failure.message, "fingerprint": failure.fingerprint or None}
 
 
 def _links(job_id: str, root: str) -> View:
     own = f"{root}/v1/jobs/{job_id}"
-    return {"self": own, "attempts": f"{own}/attempts", "why": f"{own}/why", "events": f"{own}/events"}
+    return {"self": own, **{name: f"{own}/{name}" for name in ("attempts", "timeline", "why", "events")}}
 
 
 def _no_constant(name: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import JobNotFound, ResultTimeout, StoreUnavailable
 from taskharbor.core.model import Job
+from taskharbor.diagnosis import timeout_error
 from taskharbor.runtime import resolve_futures
 
 if TYPE_CHECKING:
@@ -58,18 +59,28 @@ class JobWatcher:
         try:
             answer = waiter.answers.get(timeout=max(0.0, timeout.total_seconds()))
         except Empty:
-            raise waiter.timeout_error(timeout) from waiter.store_error
+            raise self._explain(waiter, timeout) from waiter.store_error
         finally:
             current.remove(waiter)
         return _whole(_answer_or_raise(answer))
 
     async def await_final(self, job_id: JobId, timeout: timedelta) -> Job:  # noqa: ASYNC109  as `wait`; it raises its own error
         """Return the job once it is in a final state, as `wait` does. Works on any event loop."""
-        return _whole(await self._end(job_id, timeout, needs_whole=True))
+        waiter = _Waiter(job_id, needs_whole=True)
+        job = await self._next(waiter, time.monotonic() + timeout.total_seconds())
+        if isinstance(job, _Waiter):
+            raise await asyncio.to_thread(self._explain, waiter, timeout) from waiter.store_error
+        return _whole(job)
 
     async def await_end(self, job_id: JobId, timeout: timedelta) -> JobSummary:  # noqa: ASYNC109  as above
-        """Return the job once it is in a final state, without reading its payload and result."""
-        return await self._end(job_id, timeout, needs_whole=False)
+        """Return the job once it is in a final state, without reading its payload and result.
+
+        Its `ResultTimeout` does not say what the job waits for: that takes several queries.
+        """
+        job = await self._next(_Waiter(job_id), time.monotonic() + timeout.total_seconds())
+        if isinstance(job, _Waiter):
+            raise job.timeout_error(timeout) from job.store_error
+        return job
 
     async def watch(self, job_id: JobId, timeout: timedelta) -> AsyncIterator[JobSummary]:  # noqa: ASYNC109  as above
         """Yield the job now and after each change of status, attempt or progress, until it is final.
@@ -94,13 +105,6 @@ class JobWatcher:
         if self._poll_thread.pid == os.getpid():
             self._poll_thread.end(StoreUnavailable(_CLOSED))
 
-    async def _end(self, job_id: JobId, timeout: timedelta, *, needs_whole: bool) -> JobSummary:  # noqa: ASYNC109  as above
-        waiter = _Waiter(job_id, needs_whole=needs_whole)
-        job = await self._next(waiter, time.monotonic() + timeout.total_seconds())
-        if isinstance(job, _Waiter):
-            raise job.timeout_error(timeout) from job.store_error
-        return job
-
     async def _next(self, waiter: _Waiter, give_up_at: float) -> JobSummary | _Waiter:
         """Return the job once the wait is satisfied, or the waiter itself after its timeout."""
         waiter.future = future = asyncio.get_running_loop().create_future()
@@ -111,6 +115,12 @@ class JobWatcher:
         finally:
             current.remove(waiter)
         return _answer_or_raise(future.result()) if future.done() else waiter
+
+    def _explain(self, waiter: _Waiter, timeout: timedelta) -> ResultTimeout | StoreUnavailable:
+        """Return the error of a wait that timed out, with what the job waits for."""
+        if waiter.store_error is not None:
+            return waiter.timeout_error(timeout)
+        return timeout_error(self._inspector, waiter.job_id, timeout)
 
     def _current_thread(self) -> _PollThread:
         if self._is_closed:

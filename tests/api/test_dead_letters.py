@@ -64,6 +64,14 @@ def test_dead_letters_that_match_a_filter_are_requeued(site: ApiRig) -> None:
     assert (last.action, last.target, last.detail) == ("dead-letters.requeue", "1 jobs", {"why": "fixed"})
 
 
+def test_dead_letters_requeued_without_a_budget_get_their_own_attempts_again(site: ApiRig) -> None:
+    one, three = site.dead(max_attempts=1), site.dead(max_attempts=3)
+
+    site.post("/v1/dead-letters/requeue", {"filter": {}})
+
+    assert [site.get(f"/v1/jobs/{job_id}").json()["max_attempts"] for job_id in (one, three)] == [1 + 1, 1 + 3]
+
+
 def test_jobs_that_cannot_be_requeued_are_reported_and_others_are_requeued(site: ApiRig) -> None:
     dead, waiting = site.dead(), site.create()
 

@@ -150,15 +150,53 @@ def test_a_body_that_is_not_strict_json_is_malformed(site: ApiRig, body: bytes) 
     assert problem(refused)["code"] in {"malformed", "invalid-request"}
 
 
-def test_a_body_that_is_not_said_to_be_json_is_refused(site: ApiRig) -> None:
-    refused = site.post("/v1/jobs", content=b'{"type": "greet"}', headers={"content-type": "text/plain"})
+@pytest.mark.parametrize(
+    "declared",
+    [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp"],
+)
+def test_a_body_that_is_not_declared_as_json_is_415(site: ApiRig, declared: str | None) -> None:
+    headers = {} if declared is None else {"content-type": declared}
 
-    assert refused.status_code == 422
+    refused = site.post("/v1/jobs", content=b'{"type": "greet"}', headers=headers)
+
+    assert (refused.status_code, problem(refused)["code"]) == (415, "unsupported-media-type")
+    assert (declared or "it has no Content-Type") in problem(refused)["detail"]
+    assert "send 'Content-Type: application/json', as in curl --json" in problem(refused)["detail"]
+    assert refused.headers["accept"] == "application/json"
     assert site.get("/v1/jobs").json()["jobs"] == []
 
 
+@pytest.mark.parametrize("declared", ["application/json", "Application/JSON; charset=utf-8", "application/vnd.x+json"])
+def test_a_body_that_is_declared_as_json_in_any_form_is_read(site: ApiRig, declared: str) -> None:
+    made = site.post("/v1/jobs", content=b'{"type": "greet"}', headers={"content-type": declared})
+
+    assert made.status_code == 201
+
+
+def test_a_request_without_a_body_needs_no_content_type(site: ApiRig) -> None:
+    assert site.post(f"/v1/jobs/{site.dead()}/requeue").status_code == 202
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b'"greet"'])
+def test_a_body_that_is_no_object_says_which_fields_are_required(site: ApiRig, body: bytes) -> None:
+    refused = site.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
+
+    [error] = problem(refused)["errors"]
+    assert (refused.status_code, error["pointer"]) == (422, "")
+    assert error["detail"].startswith(
+        "must be a JSON object; required fields: type; known fields: type, payload, queue,"
+    )
+    assert problem(refused)["detail"] == f"body: {error['detail']}"
+
+
+def test_an_unknown_field_gets_a_suggestion(site: ApiRig) -> None:
+    refused = site.post("/v1/jobs", {"type": "greet", "payloda": {}})
+
+    assert problem(refused)["errors"] == [{"pointer": "/payloda", "detail": "unknown field; did you mean payload?"}]
+
+
 def test_a_job_that_is_not_there_is_not_found(site: ApiRig) -> None:
-    for path in ("", "/attempts", "/why", "/events"):
+    for path in ("", "/attempts", "/logs", "/why", "/events"):
         missing = site.get(f"/v1/jobs/{MISSING_ID}{path}")
         assert missing.status_code == 404
         assert problem(missing)["code"] == "job-not-found"
@@ -346,3 +384,7 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read() -> None
 
         assert refused.status_code == 413
         assert site.post("/v1/jobs", {"type": "greet", "payload": "x" * 900}).status_code == 201
+
+
+def test_a_job_without_captured_lines_has_none(site: ApiRig) -> None:
+    assert site.get(f"/v1/jobs/{site.create()}/logs").json() == {"logs": []}

@@ -97,7 +97,7 @@ def test_queues_schedules_and_statistics_are_returned(stored: ApiRig) -> None:
     assert stored.request("PUT", "/v1/schedules/n", json={"cron": "0 2 * * *", "type": "greet"}).status_code == 201
     assert stored.post("/v1/schedules/n/run").status_code == 201
     assert stored.get("/v1/stats").json()["counts"]["SUCCEEDED"] == 1
-    assert stored.get("/v1/stats/timeseries").json()["minutes"][0]["count"] == 1
+    assert stored.get("/v1/stats/timeseries").json()["points"][0]["value"] == 1
     assert stored.get("/v1/queues/default/scaling").json()["is_paused"]
     assert stored.get("/v1/workers").json() == {"workers": []}
     assert stored.get("/readyz").status_code == 200

@@ -136,6 +136,20 @@ def test_an_unknown_path_or_parameter_is_a_problem(
     assert problem(answer)["code"] == code
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "detail"),
+    [
+        ("GET", "/v2/jobs", "no such path; /docs lists all of them"),
+        ("DELETE", "/v1/queues", "this path does not support DELETE; it supports GET"),
+        ("GET", "/v1/jobs?limit=0", "query: limit: must be greater than or equal to 1"),
+    ],
+)
+def test_the_detail_of_an_error_of_the_framework_says_what_to_do(
+    site: ApiRig, method: str, path: str, detail: str
+) -> None:
+    assert problem(site.request(method, path))["detail"] == detail
+
+
 def test_a_method_that_is_not_allowed_names_those_that_are(site: ApiRig) -> None:
     assert {*site.request("DELETE", "/v1/queues").headers["allow"].split(", ")} == {"GET"}
 

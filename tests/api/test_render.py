@@ -18,6 +18,7 @@ from taskharbor.api.responses import JobPage
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.model import Job, Progress
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Page
 from taskharbor.views import job_view
 
 if TYPE_CHECKING:
@@ -62,9 +63,10 @@ JOBS: Final = st.builds(
 
 @given(jobs=st.lists(JOBS, max_size=4), following=st.none() | TEXTS, root=TEXTS)
 def test_a_page_contains_the_view_of_each_job(jobs: list[Job], following: str | None, root: str) -> None:
-    written = page_json(jobs, following=following, now=NOW, root=root)
+    written = page_json(Page(tuple(jobs), None), following=following, now=NOW, root=root)
 
-    assert json.loads(written) == {"jobs": [job_view(job, now=NOW, root=root) for job in jobs], "next": following}
+    views = [job_view(job, now=NOW, root=root) for job in jobs]
+    assert json.loads(written) == {"jobs": views, "next": following, "looked_back_to": None}
     JobPage.model_validate_json(written)
 
 
@@ -88,7 +90,7 @@ def test_a_page_shows_neither_payload_nor_result_nor_token() -> None:
         result=b'"Eve"',
     )
 
-    written = page_json([job], following=None, now=NOW, root="").decode()
+    written = page_json(Page((job,), None), following=None, now=NOW, root="").decode()
 
     assert not [each for each in (str(secret), secret.hex, "Ada", "Eve") if each in written]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from taskharbor.api.openapi import routes_of
-from taskharbor.api.routing import PUBLIC
+from taskharbor.api.routing import ANY_KEY, PUBLIC
 from taskharbor.api_keys import SCOPES
+from taskharbor.core.log_lines import AttemptLines, LogLine
+from taskharbor.core.outcome import Outcome
 from tests.support.api_rig import MISSING_ID, bearer, opened, problem
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ GOOD_BODIES: Final = {
     "/v1/jobs/batch": {"jobs": [{"type": "greet"}]},
     "/v1/jobs/{job_id}/reschedule": {"priority": 1},
     "/v1/dead-letters/requeue": {"ids": [MISSING_ID]},
+    "/v1/operations": {"kind": "cancel", "ids": [MISSING_ID]},
     "/v1/schedules/{name}": {"cron": "0 2 * * *", "type": "greet"},
+    "/v1/keys": {"name": "ci", "scopes": ["jobs:read"]},
 }
 
 
@@ -39,7 +43,7 @@ def locked() -> Iterator[ApiRig]:
 
 
 def call(site: ApiRig, route: ApiRoute, headers: dict[str, str]) -> httpx.Response:
-    path = route.path_format.format(job_id=MISSING_ID, name="nothing")
+    path = route.path_format.format(job_id=MISSING_ID, name="nothing", operation_id=MISSING_ID, key_id="nothing")
     [method] = route.methods or {"GET"}
     body = GOOD_BODIES.get(route.path_format) if method in {"POST", "PUT"} else None
     return site.request(method, path, headers=headers, json=body)
@@ -53,7 +57,7 @@ def test_every_route_has_a_scope_and_few_are_public(site: ApiRig) -> None:
     routes = routes_of(site.app)
 
     assert len(routes) == len(site.app.routes) >= 30
-    assert {route.needs for route in routes} == {*SCOPES, PUBLIC} - {"admin", "payload:read"}
+    assert {route.needs for route in routes} == {*SCOPES, PUBLIC, ANY_KEY}
     assert {route.path_format for route in routes if route.needs == PUBLIC} == OPEN
 
 
@@ -79,7 +83,7 @@ def test_every_route_accepts_only_its_scope_and_admin(locked: ApiRig) -> None:
     for route in guarded(locked):
         for scope, headers in keys.items():
             answer = call(locked, route, headers)
-            if scope in {route.needs, "admin"}:
+            if scope in {route.needs, "admin"} or route.needs == ANY_KEY:
                 assert answer.status_code not in {401, 403}, (route.path, scope, answer.text)
             else:
                 assert answer.status_code == 403, (route.path, scope)
@@ -90,6 +94,17 @@ def test_every_route_accepts_only_its_scope_and_admin(locked: ApiRig) -> None:
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_stream_needs_its_scope_too(locked: ApiRig, path: str) -> None:
     assert locked.get(path, headers=bearer(locked.key("jobs:write"))).status_code == 403
+
+
+def test_a_read_only_api_rejects_every_request_that_changes_something() -> None:
+    with opened(needs_keys=True, read_only=True) as site:
+        admin = bearer(site.key("admin"))
+        for route in guarded(site):
+            answer = call(site, route, admin)
+            is_read = route.methods == {"GET"}
+            assert (answer.status_code != 403) == is_read, (route.path, answer.text)
+            assert is_read or problem(answer)["code"] == "read-only"
+        assert site.get("/v1/me", headers=admin).json()["read_only"] is True
 
 
 def test_public_paths_need_no_key(locked: ApiRig) -> None:
@@ -203,3 +218,25 @@ def test_a_malformed_key_of_any_kind_is_401(locked: ApiRig, value: str) -> None:
     headers: Any = {"Authorization": f"Bearer {value}".encode()}
 
     assert locked.get("/v1/jobs", headers=headers).status_code == 401
+
+
+def test_captured_log_lines_are_listed_with_the_scope_of_payloads(locked: ApiRig) -> None:
+    reader, writer = bearer(locked.key("jobs:read")), bearer(locked.key("jobs:write"))
+    job_id = locked.post("/v1/jobs", {"type": "greet"}, headers=writer).json()["id"]
+    claim = locked.take()
+    locked.settle(claim, Outcome.ack())
+    line = LogLine(datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC), "INFO", "shop", 'paid "Ada" \U0001f600')
+    log = AttemptLines(job_id=claim.job.id, token=claim.lease.token, attempt=1, worker_id="w", dropped=7, lines=(line,))
+    assert locked.driver.attempt_logs.save([log], keep=10) == [True]
+
+    refused = locked.get(f"/v1/jobs/{job_id}/logs", headers=reader)
+    [shown] = locked.get(f"/v1/jobs/{job_id}/logs", headers=bearer(locked.key("payload:read"))).json()["logs"]
+
+    assert (refused.status_code, problem(refused)["scope"]) == (403, "payload:read")
+    assert shown.pop("saved_at").endswith("Z")
+    assert shown == {
+        "attempt": 1,
+        "worker": "w",
+        "dropped": 7,
+        "lines": [{"at": "2030-01-02T03:04:05Z", "level": "INFO", "logger": "shop", "text": 'paid "Ada" \U0001f600'}],
+    }

@@ -99,7 +99,18 @@ def test_a_use_that_cannot_be_noted_is_logged_and_fails_nothing(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/jobs", "/v1/jobs/{id}", "/v1/jobs/{id}/why", "/v1/dead-letters/groups", "/v1/queues", "/v1/stats"]
+    "path",
+    [
+        "/v1/jobs",
+        "/v1/jobs/{id}",
+        "/v1/jobs/{id}/why",
+        "/v1/dead-letters/groups",
+        "/v1/queues",
+        "/v1/stats",
+        "/v1/stats/timeseries",
+        "/v1/types",
+        "/v1/versions",
+    ],
 )
 def test_requests_read_through_the_bounded_inspector_of_a_driver_that_has_one(site: ApiRig, path: str) -> None:
     job_id = site.create()

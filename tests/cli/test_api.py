@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import httpx
 import pytest
@@ -13,11 +17,13 @@ from taskharbor.api import server
 from taskharbor.api_keys import issue_key
 from taskharbor.cli.main import cli, run
 from taskharbor.drivers.connect import connect
+from taskharbor.installation import install_command
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture
@@ -33,9 +39,9 @@ def _nothing_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_nothing_serves")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", ""])
 def test_an_address_that_others_can_reach_is_refused_while_there_is_no_key(
-    host: str, capsys: pytest.CaptureFixture[str]
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run(cli, ["api", "--host", host, "--url", "memory://"])
+    code = run(cli, ["api", "--host", host, "--url", f"sqlite:///{tmp_path}/jobs.db"])
 
     assert code == 6
     assert "taskharbor keys create" in capsys.readouterr().err
@@ -55,9 +61,9 @@ def test_a_revoked_key_does_not_allow_other_addresses(tmp_path: Path, capsys: py
 
 
 @pytest.mark.usefixtures("_nothing_serves")
-def test_an_address_in_use_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_in_use_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code = run(cli, ["api", "--port", str(taken.getsockname()[1]), "--url", "memory://"])
+        code = run(cli, ["api", "--port", str(taken.getsockname()[1]), "--url", f"sqlite:///{tmp_path}/jobs.db"])
 
     assert code == 1
     assert "choose another --host or --port" in capsys.readouterr().err
@@ -77,7 +83,7 @@ def test_without_the_extra_the_error_says_what_to_install(
     code = run(cli, ["api", "--url", "memory://"])
 
     assert code == 2
-    assert "pip install 'taskharbor[api]'" in capsys.readouterr().err
+    assert f"FastAPI is not installed; run: {install_command('api')}\n" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -110,6 +116,39 @@ def test_it_serves_until_a_signal_and_exits_with_0(served: tuple[str, subprocess
 
     assert process.wait(timeout=30) == 0
     assert "every local user has full access" in log.read_text()
+
+
+CURL: Final = [
+    line.removeprefix("$ ")
+    for page in ("README.md", "docs/http.md")
+    for line in (ROOT / page).read_text("utf-8").splitlines()
+    if line.startswith("$ curl ")
+]
+
+
+def test_the_curl_commands_of_the_docs_create_jobs_as_they_are_typed(
+    served: tuple[str, subprocess.Popen[bytes], Path],
+) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("NOT RUN: this machine has no curl")
+    assert len(CURL) >= 3
+
+    for command in CURL:
+        typed = shlex.split(command.replace("http://127.0.0.1:8000", served[0]))
+        done = subprocess.run([*typed, "--silent"], capture_output=True, timeout=60, check=True)
+        assert json.loads(done.stdout)["status"] == "PENDING", command
+
+
+def test_a_form_of_curl_gets_415_and_the_command_that_works(
+    served: tuple[str, subprocess.Popen[bytes], Path],
+) -> None:
+    with httpx.Client(base_url=served[0], timeout=30) as client:  # as curl -d sends it
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        refused = client.post("/v1/jobs", content=b'{"type": "greet"}', headers=form)
+        again = client.post("/v1/jobs", json={"type": "greet"})  # the connection is still good
+
+    assert (refused.status_code, again.status_code) == (415, 201)
+    assert "curl --json '{...}' URL" in refused.json()["detail"]
 
 
 def test_an_open_stream_does_not_keep_it_from_stopping(served: tuple[str, subprocess.Popen[bytes], Path]) -> None:

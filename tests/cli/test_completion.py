@@ -27,7 +27,7 @@ def test_an_unknown_shell_is_rejected(words: list[str]) -> None:
     ("typed", "expected"),
     [
         ("taskharbor sched", {"schedules"}),
-        ("taskharbor jobs ", {"cancel", "list", "requeue", "show", "wait", "why"}),
+        ("taskharbor jobs ", {"cancel", "count", "list", "requeue", "reschedule", "show", "wait", "why"}),
         ("taskharbor jobs list --stat", {"--status"}),
         ("taskharbor jobs list --status proc", {"processing"}),
         ("taskharbor keys create ci --scope jobs:w", {"jobs:write"}),

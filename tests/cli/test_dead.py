@@ -53,6 +53,14 @@ def test_a_single_given_id_is_requeued_without_confirmation(any_console: Console
     assert (entry.action, entry.target, entry.detail) == ("dead-letters.requeue", "1 jobs", {"why": "fixed"})
 
 
+def test_dead_letters_requeued_without_a_budget_get_their_own_attempts_again(any_console: Console) -> None:
+    one, three = any_console.dead(max_attempts=1), any_console.dead(max_attempts=3)
+
+    any_console("dead", "requeue", "--all", "--yes")
+
+    assert [any_console.job(job_id).max_attempts for job_id in (one, three)] == [1 + 1, 1 + 3]
+
+
 @pytest.mark.parametrize("kind", ["queue", "type", "fingerprint", "all"])
 def test_a_filtered_set_is_requeued_and_nothing_else(kind: str, any_console: Console) -> None:
     wanted = any_console.dead("no such user", queue="mail", type="email.send")
@@ -70,6 +78,7 @@ def test_a_filtered_set_is_requeued_and_nothing_else(kind: str, any_console: Con
     data = any_console("dead", "requeue", "--yes", "--json", *words).data
 
     count = 2 if kind == "all" else 1
+    assert data.pop("operation") == str(any_console.driver.operations.recent(limit=1)[0].id)
     assert data == {"matched": count, "requeued": count, "dry_run": False, "refused": []}
     assert any_console.job(wanted).status is Status.PENDING
     assert (any_console.job(other).status is Status.PENDING) == (kind == "all")
@@ -81,7 +90,7 @@ def test_a_dry_run_shows_what_it_found_and_changes_nothing(console: Console) -> 
     said = console("dead", "requeue", "--all", "--dry-run")
 
     assert (said.code, said.out) == (ExitCode.OK, "requeued 0 of 7\n")
-    assert f"  {ids[0]}  default  greet  LookupError: no such user\n" in said.err
+    assert f"  {ids[-1]}  default  greet  LookupError: no such user\n" in said.err
     assert "  and 2 more\n" in said.err
     assert {console.job(job_id).status for job_id in ids} == {Status.DEAD}
     assert console.audit() == []
@@ -128,11 +137,23 @@ def test_a_job_that_is_not_dead_is_not_requeued(console: Console) -> None:
 def test_a_rate_lets_so_many_become_due_in_a_second(console: Console) -> None:
     ids = [console.dead() for _ in range(6)]
 
-    assert console("dead", "requeue", "--all", "--yes", "--rate", "2").out == "requeued 6 of 6\n"
+    assert console("dead", "requeue", *map(str, ids), "--yes", "--rate", "2").out == "requeued 6 of 6\n"
 
     now = console.driver.inspector.now()
     waits = [round((console.job(job_id).scheduled_for - now).total_seconds()) for job_id in ids]
     assert waits == [0, 0, 1, 1, 2, 2]
+
+
+def test_an_operation_changes_so_many_jobs_in_a_second(console: Console) -> None:
+    for _ in range(6):
+        console.dead()
+
+    assert console("dead", "requeue", "--all", "--yes", "--rate", "8").out == "requeued 6 of 6\n"
+
+    [operation] = console.driver.operations.recent(limit=1)
+    assert operation.started_at is not None
+    assert operation.ended_at is not None
+    assert operation.ended_at - operation.started_at >= timedelta(seconds=0.4)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +203,13 @@ def test_dead_letters_are_purged_for_good_and_no_others(kind: str, any_console: 
     said = any_console("dead", "purge", "--yes", "--json", *words).data
 
     count = 2 if kind == "all" else 1
-    assert preview == {"matched": count, "removed": 0, "dry_run": True, "kept": {}}
+    assert preview == {"matched": count, "removed": 0, "dry_run": True, "kept": {}, "operation": None}
+    assert (said.pop("operation") is None) == (kind == "id")
     assert said == {"matched": count, "removed": count, "dry_run": False, "kept": {}}
     left = {*any_console.driver.inspector.get([wanted, other, done])}
     assert left == ({done} if kind == "all" else {other, done})
-    [entry] = any_console.audit()
-    assert (entry.action, entry.target) == ("dead-letters.purge", f"{count} jobs")
+    actions = [entry.action for entry in any_console.audit()]
+    assert sorted(actions) == (["dead-letters.purge"] if kind == "id" else ["operations.create", "operations.end"])
 
 
 def test_dead_letters_that_are_younger_than_that_stay(console: Console) -> None:
@@ -254,7 +276,7 @@ def test_without_a_publisher_all_dead_letters_are_purged(any_console: Console) -
 
     said = any_console("dead", "purge", "--all", "--yes", "--json").data
 
-    assert said == {"matched": 8, "removed": 8, "dry_run": False, "kept": {}}
+    assert (said["matched"], said["removed"], said["kept"]) == (8, 8, {})
     assert any_console.driver.inspector.get(ids) == {}
 
 
@@ -269,7 +291,7 @@ def test_purge_counts_what_it_kept_by_reason(console: Console) -> None:
 
     kept = {"not_found": 1, "not_dead": 1, "unpublished": 1}
     assert said.code == ExitCode.CONFLICT
-    assert json.loads(said.out) == {"matched": 4, "removed": 1, "dry_run": False, "kept": kept}
+    assert json.loads(said.out) == {"matched": 4, "removed": 1, "dry_run": False, "kept": kept, "operation": None}
     assert "1 kept: not found; 1 kept: no longer dead; 1 kept: dead-letter event not published yet" in said.err
 
 

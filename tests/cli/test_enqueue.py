@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -85,10 +86,11 @@ def test_every_option_reaches_the_job(console: Console) -> None:
     assert job.metadata == {"tenant": "acme", "a": "b"}
 
 
-def test_a_delay_counts_from_the_stores_now(console: Console) -> None:
+@pytest.mark.parametrize("option", ["--delay", "--at"])
+def test_a_delay_counts_from_the_stores_now(option: str, console: Console) -> None:
     before = console.driver.inspector.now()
 
-    said = console("enqueue", "t", "--delay", "1h")
+    said = console("enqueue", "t", option, "1h")
 
     due = console.job(id_of(said.out)).scheduled_for
     assert before + timedelta(hours=1) <= due <= console.driver.inspector.now() + timedelta(hours=1)
@@ -117,16 +119,16 @@ def test_another_job_under_the_same_key_is_a_conflict(console: Console) -> None:
     [
         (["two words"], "type is 'two words'"),
         (["t", "--queue", "a b"], "queue is 'a b'"),
-        (["t", "loose"], "write a key and its value"),
+        (["t", "loose"], "'KEY=VALUE': 'loose': write a parameter and its value"),
         (["t", "a=1", "a=2"], "a is given twice"),
         (["t", "a=1", "--payload", "{}"], "not both"),
         (["t", "--payload", "{'a': 1}"], "not valid JSON"),
-        (["t", "--payload", "NaN"], "not valid JSON"),
+        (["t", "--payload", "NaN"], "'--payload': 'NaN': not valid JSON"),
         (["t", "--payload", "@none.json"], "cannot be read"),
-        (["t", "--at", "tomorrow"], "write a time as"),
+        (["t", "--at", "tomorrow"], "write a time such as 2026-11-15T02:00Z, or 2h for two hours from now"),
         (["t", "--at", "2100-01-01T00:00"], "add the time zone"),
         (["t", "--delay", "5"], "write a duration with its unit"),
-        (["t", "--delay", "1s", "--at", "2100-01-01T00:00Z"], "give scheduled_for or delay"),
+        (["t", "--delay", "1s", "--at", "2100-01-01T00:00Z"], "give --delay or --at, not both"),
         (["t", "--max-attempts", "0"], "max_attempts is 0"),
     ],
 )
@@ -146,11 +148,21 @@ def test_as_json_the_job_is_printed_as_the_api_shows_it(console: Console) -> Non
     assert "payload" not in view
 
 
-def test_waiting_for_a_job_that_succeeds_ends_with_0(any_console: Console) -> None:
-    with running_worker(any_console.driver, {"greet": lambda _: "hello"}):
-        view = any_console("enqueue", "greet", "--wait", "--json").data
+@pytest.mark.parametrize(("result", "printed"), [("hellö", '"hellö"'), (None, "null"), ({"a": [1]}, '{"a": [1]}')])
+def test_waiting_for_a_job_prints_its_result_and_ends_with_0(result: object, printed: str, console: Console) -> None:
+    with running_worker(console.driver, {"greet": lambda _: result}):
+        said = console("enqueue", "greet", "--wait")
 
-    assert view["status"] == "SUCCEEDED"
+    assert (said.code, said.out) == (ExitCode.OK, f"{printed}\n")
+    assert "is enqueued; waiting for its result\n" in said.err
+
+
+def test_as_json_a_finished_job_is_printed_with_its_result(any_console: Console) -> None:
+    with running_worker(any_console.driver, {"greet": lambda _: "hello"}):
+        said = any_console("enqueue", "greet", "name=Ada", "--wait", "--json")
+
+    assert (said.data["status"], said.data["result"], said.data["payload"]) == ("SUCCEEDED", "hello", {"name": "Ada"})
+    assert said.err == ""
 
 
 def test_waiting_for_a_job_that_dies_ends_with_8_and_why(any_console: Console) -> None:
@@ -160,19 +172,44 @@ def test_waiting_for_a_job_that_dies_ends_with_8_and_why(any_console: Console) -
     with running_worker(any_console.driver, {"greet": fail}):
         said = any_console("enqueue", "greet", "--max-attempts", "1", "--wait")
 
-    job = any_console.job(id_of(said.out))
-    assert (said.code, job.status) == (ExitCode.JOB_FAILED, Status.DEAD)
-    assert f"job {job.id} is DEAD: " in said.err
+    [job] = any_console("jobs", "list", "--json").data["jobs"]
+    assert (said.code, said.out, job["status"]) == (ExitCode.JOB_FAILED, "", Status.DEAD)
+    assert f"job {job['id']} is DEAD: " in said.err
     assert "no such user" in said.err
+
+
+def test_a_job_that_dies_is_printed_as_json_with_its_error(console: Console) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("no such user")
+
+    with running_worker(console.driver, {"greet": fail}):
+        said = console("enqueue", "greet", "--max-attempts", "1", "--wait", "--json")
+
+    job = json.loads(said.out)
+    assert (said.code, job["status"], job["result"]) == (ExitCode.JOB_FAILED, "DEAD", None)
+    assert job["error"]["message"] == "no such user"
 
 
 def test_a_wait_that_times_out_ends_with_7_and_keeps_the_job(console: Console) -> None:
     said = console("enqueue", "greet", "--wait", "--wait-for", "10ms")
 
     assert said.code == ExitCode.TIMED_OUT_WAITING
-    assert "did not finish within" in said.err
+    assert said.err.endswith(" 0.01 s; it is PENDING: no live worker serves queue 'default': start one\n"), said.err
     [job] = console("jobs", "list", "--json").data["jobs"]
     assert (job["status"] in FINAL, job["id"] in said.err) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("pauses", "obstacle"),
+    [(False, "no live worker serves queue 'default': start one"), (True, "queue 'default' was paused by ")],
+)
+def test_a_wait_for_a_job_that_cannot_run_says_why(pauses: bool, obstacle: str, console: Console) -> None:
+    if pauses:
+        console("queues", "pause", "default", "--new")
+
+    said = console("enqueue", "greet", "--wait", "--wait-for", "10ms")
+
+    assert f"is enqueued; waiting for its result; {obstacle}" in said.err
 
 
 def test_enqueue_adds_an_audit_entry_with_the_actor(console: Console) -> None:

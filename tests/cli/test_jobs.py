@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import io
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from traceback import format_exception_only
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
-from taskharbor import Status
+from taskharbor import DeadLetter, Status
 from taskharbor.cli.main import ExitCode
+from taskharbor.core.failure import Failure
+from taskharbor.core.log_lines import AttemptLines, LogLine
+from taskharbor.core.outcome import Outcome, decide_outcome
 from tests.support.worker_rig import running_worker
 
 if TYPE_CHECKING:
@@ -28,7 +32,7 @@ def test_jobs_are_listed_newest_first_a_line_for_each(any_console: Console) -> N
     assert said.out.splitlines()[0] == "id\ttype\tqueue\tstatus\tattempts\tdue\tended\terror"
     assert [row[0] for row in said.rows] == [str(second), str(first)]
     assert said.rows[0][1:5] == ["greet", "default", "DEAD", "1/20"]
-    assert said.rows[0][7] == "LookupError: two"
+    assert said.rows[0][7] == r"LookupError: two\nlines"
     assert said.rows[1][6:] == ["", ""]
 
 
@@ -107,7 +111,7 @@ def test_a_sparse_filter_finds_the_jobs_behind_a_thousand_others(console: Consol
     assert [row[0] for row in console("jobs", "list", "--queue", "rare").rows] == [str(wanted)]
 
 
-def test_show_prints_all_fields_and_each_attempt(any_console: Console) -> None:
+def test_show_prints_all_fields_and_the_timeline(any_console: Console) -> None:
     job_id = any_console.dead("no such user", idempotency_key="k", metadata={"tenant": "acme"})
 
     lines = any_console("jobs", "show", str(job_id)).out.splitlines()
@@ -118,7 +122,94 @@ def test_show_prints_all_fields_and_each_attempt(any_console: Console) -> None:
     assert facts["attempts"] == "1 of 20"
     assert facts["error"] == "LookupError: no such user"
     assert "payload" not in facts
-    assert lines[-1].split("\t")[1:4] == ["1", "FAILED", "w-1"]
+    titles, *rows = (line.split("\t") for line in lines if "\t" in line)
+    created, shown, died = (dict(zip(titles, row, strict=True)) for row in rows)
+    assert [each["event"] for each in (created, shown, died)] == ["created", "attempt", "died"]
+    assert (shown["attempt"], shown["outcome"], shown["worker"]) == ("1", "FAILED", "w-1")
+    assert (float(shown["duration"]) >= 0, shown["error"]) == (True, "LookupError: no such user")
+
+
+def test_show_prints_the_newest_traceback_of_each_error(any_console: Console) -> None:
+    failures = [Failure.of(caught(kind)) for kind in (KeyError, ValueError, KeyError)]
+    job_id = any_console.enqueue()
+    for failure in failures[:2]:
+        any_console.settle(job_id, Outcome.retry(after=timedelta(0), failure=failure))
+    any_console.settle(job_id, Outcome.fail("gave up", failure=failures[2]))
+
+    out = any_console("jobs", "show", str(job_id)).out
+    attempts = any_console("jobs", "show", str(job_id), "--json").data["attempts"]
+
+    assert [line for line in out.splitlines() if line.startswith("traceback of")] == [
+        "traceback of attempt 2:",
+        "traceback of attempt 3:",
+    ]
+    assert out.count("Traceback (most recent call last):\n") == 2
+    assert out.endswith("in caught\n    raise kind(LONG)\n" + "".join(traceback_end(KeyError)))
+    assert [attempt["error"]["traceback"] for attempt in attempts] == [failure.traceback for failure in failures]
+    assert all(attempt["run_seconds"] >= 0 for attempt in attempts)
+
+
+LONG = f"first line\n{'x' * 200}"
+
+
+def caught(kind: type[Exception]) -> Exception:
+    with pytest.raises(kind) as info:
+        raise kind(LONG)
+    return info.value
+
+
+def traceback_end(kind: type[Exception]) -> list[str]:
+    return format_exception_only(kind(LONG))
+
+
+@pytest.mark.parametrize("words", [["jobs", "list"], ["dead", "list"], ["dead", "groups"]], ids=" ".join)
+def test_an_error_is_cut_on_a_terminal_and_whole_in_a_pipe(
+    words: list[str], console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console.dead(LONG)
+
+    piped = console(*words).rows[0][-1]
+    screen = terminal(monkeypatch, columns=400)
+    console(*words)
+
+    assert piped == "LookupError: " + LONG.replace("\n", r"\n")
+    assert "LookupError: first line" in screen.getvalue()
+    assert "xx" not in screen.getvalue()
+
+
+def test_show_on_a_terminal_prints_the_whole_error(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = console.dead(LONG)
+    screen = terminal(monkeypatch, columns=80)
+
+    console("jobs", "show", str(job_id))
+
+    assert f"error        LookupError: first line\n{' ' * 13}{'x' * 200}\n" in screen.getvalue()
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch, *, columns: int) -> Screen:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    return screen
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_reason_that_the_error_contains_is_printed_once(console: Console) -> None:
+    job_id = console.enqueue()
+    console.settle(
+        job_id, decide_outcome(console.job(job_id), DeadLetter("no such user"), console.driver.inspector.now())
+    )
+
+    shown = console("jobs", "show", str(job_id)).out.partition("\n\n")[0]
+
+    assert shown.count("no such user") == 1
+    assert console("jobs", "why", str(job_id)).out.count("no such user") == 1
+    assert console("jobs", "wait", str(job_id)).err.count("no such user") == 1
 
 
 def test_show_prints_payload_and_result_only_on_request(console: Console) -> None:
@@ -198,10 +289,19 @@ def test_dead_and_canceled_jobs_are_requeued(any_console: Console) -> None:
     assert (history.worker_id, history.failure.message) == (any_console.audit()[0].actor, "fixed")
 
 
-def test_a_requeued_job_may_have_to_wait(console: Console) -> None:
+def test_a_job_requeued_without_a_budget_gets_its_own_attempts_again(any_console: Console) -> None:
+    job_id = any_console.dead(max_attempts=1)
+
+    any_console("jobs", "requeue", str(job_id))
+
+    assert any_console.job(job_id).max_attempts == 2
+
+
+@pytest.mark.parametrize("option", ["--delay", "--at"])
+def test_a_requeued_job_may_have_to_wait(option: str, console: Console) -> None:
     job_id = console.dead()
 
-    console("jobs", "requeue", str(job_id), "--delay", "1h")
+    console("jobs", "requeue", str(job_id), option, "1h")
 
     assert console.job(job_id).scheduled_for > console.driver.inspector.now() + timedelta(minutes=59)
 
@@ -286,20 +386,14 @@ def test_a_job_that_is_not_there_ends_with_4(verb: str, console: Console) -> Non
     assert said.err == f"error: job {missing} not found; check the id\n"
 
 
-@pytest.mark.parametrize("verb", ON_ONE)
-def test_a_prefix_of_an_id_suggests_the_whole_id(verb: str, console: Console) -> None:
-    job_id = str(console.enqueue())
-
-    said = console("jobs", verb, job_id[:13])
-
-    assert (said.code, said.out) == (ExitCode.USAGE, "")
-    assert f"did you mean {job_id!r}?" in said.err
-
-
 def test_an_invalid_id_suggests_listing_jobs(console: Console) -> None:
     said = console("jobs", "show", "zzz")
 
-    assert said.err == "error: 'zzz' is not a job id (a UUID); 'taskharbor jobs list' shows the newest\n"
+    assert said.code == ExitCode.USAGE
+    assert said.err == (
+        "error: 'zzz' is not a job id: give the UUID, or at least its first 4 characters; "
+        "'taskharbor jobs list' shows the newest\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,6 +411,13 @@ def test_a_forbidden_transition_ends_with_5_without_an_audit_entry(
     assert (said.code, said.out) == (ExitCode.CONFLICT, "")
     assert message in said.err
     assert console.audit() == []
+
+
+@pytest.mark.parametrize("option", ["--since", "--until"])
+def test_a_time_that_cannot_be_parsed_shows_both_forms(option: str, console: Console) -> None:
+    err = console("jobs", "list", option, "yesterday").err
+
+    assert "'yesterday': write a time such as 2026-11-15T02:00Z, or 2h for two hours ago" in err
 
 
 @pytest.mark.parametrize(
@@ -340,3 +441,38 @@ def test_a_wrong_line_is_a_usage_error(words: list[str], console: Console) -> No
     said = console("jobs", *words)
 
     assert (said.code, said.out) == (ExitCode.USAGE, "")
+
+
+def test_show_prints_captured_log_lines_if_asked(any_console: Console) -> None:
+    job_id = any_console.done()
+    job = any_console.job(job_id)
+    assert job.settled_token is not None
+    at = datetime(2030, 1, 2, 3, 4, 5, 67_000, tzinfo=UTC)
+    lines = (LogLine(at, "INFO", "shop", "paid"), LogLine(at, "ERROR", "shop\x1b", "two\nlines \x1b[2J"))
+    log = AttemptLines(job_id=job_id, token=job.settled_token, attempt=1, worker_id="w-1", dropped=1_234, lines=lines)
+    any_console.driver.attempt_logs.save([log], keep=10)
+
+    without, shown = any_console("jobs", "show", str(job_id)), any_console("jobs", "show", str(job_id), "--logs")
+    data = any_console("jobs", "show", str(job_id), "--logs", "--json").data
+
+    assert "paid" not in without.out
+    assert shown.out.endswith(
+        "\nlog of attempt 1 by w-1:\n"
+        "  (1,234 earlier lines not kept)\n"
+        "  2030-01-02 03:04:05,067 INFO    shop: paid\n"
+        "  2030-01-02 03:04:05,067 ERROR   shop�: two\n"
+        "    lines �[2J\n"
+    )
+    [listed] = data["logs"]
+    assert (listed["attempt"], listed["dropped"]) == (1, 1_234)
+    assert listed["lines"][0]["at"] == "2030-01-02T03:04:05.067000Z"
+    assert [each["text"] for each in listed["lines"]] == ["paid", "two\nlines \x1b[2J"]
+
+
+def test_show_says_that_no_lines_were_captured(console: Console) -> None:
+    job_id = console.done()
+
+    said = console("jobs", "show", str(job_id), "--logs")
+
+    assert said.err == "no captured log lines; see 'taskharbor worker --capture-logs'\n"
+    assert console("jobs", "show", str(job_id), "--logs", "--json").data["logs"] == []

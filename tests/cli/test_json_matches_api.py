@@ -40,6 +40,10 @@ def site(console: Console) -> Iterator[ApiRig]:
         ("queues list", "/v1/queues"),
         ("workers list", "/v1/workers"),
         ("schedules list", "/v1/schedules"),
+        ("schedules next nightly --count 3", "/v1/schedules/nightly/next?count=3"),
+        ("schedules runs nightly", "/v1/schedules/nightly/runs"),
+        ("audit-log", "/v1/audit"),
+        ("keys list", "/v1/keys"),
         ("stats", "/v1/stats"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_revoked_key_is_invalid_but_still_listed(any_console: Console) -> None
     assert (again.code, again.err) == (ExitCode.OK, f"key {made['id']} was already revoked\n")
     assert KeyCache(lambda: any_console.driver.inspector).find(made["key"]) is None
     [view] = any_console("keys", "list", "--json").data["keys"]
-    assert {name for name, value in view.items() if value is None} == {"used_at"}
+    assert {name for name, value in view.items() if value is None} == {"used_at", "parent"}
     assert [entry.action for entry in any_console.audit()] == ["keys.revoke", "keys.create"]
 
 

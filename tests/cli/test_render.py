@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -82,6 +83,55 @@ def test_untrusted_text_is_not_interpreted_as_markup(monkeypatch: pytest.MonkeyP
 
     assert "[red]not red[/red]" in screen.getvalue()
     assert "\x1b[2J" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+@pytest.mark.parametrize(
+    ("columns", "shown", "omitted"),
+    [
+        (80, ("id", "type", "queue", "status", "error"), "due"),
+        (70, ("id", "type", "status", "error"), "queue, due"),
+        (45, ("id", "status"), "type, queue, due, error"),
+        (10, ("id", "status"), "type, queue, due, error"),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_columns_and_the_names_of_the_others(
+    columns: int,
+    shown: tuple[str, ...],
+    omitted: str,
+    *,
+    with_rich: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    screen = at_a_screen(monkeypatch)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(render, "has_rich", lambda: with_rich)
+    job_id = "01a1e4b9-a3d1-703a-bfa3-bf8c9c29b7e7"
+    titles = ("id", "type", "queue", "status", "due", "error")
+    cells = [job_id, "" if columns < 50 else "greet", "default", Status.DEAD, NOON, "E: " + "long " * 9]
+
+    print_table(titles, [cells], now=NOON, empty="none")
+
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
+    if columns > 10:
+        assert lines[0].lower().split() == list(shown)
+        assert job_id in screen.getvalue()
+        assert "DEAD" in screen.getvalue()
+    if with_rich:
+        assert max(map(len, lines)) <= columns
+    assert capsys.readouterr().err == f"the terminal is too narrow for: {omitted}; --json shows all\n"
+
+
+def test_the_first_column_is_always_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = at_a_screen(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "15")
+
+    print_table(("queue", "waiting", "due"), [["default", 1, NOON]], now=NOON, empty="none")
+
+    assert "default" in screen.getvalue()
+    assert "due" not in screen.getvalue()
 
 
 def test_facts_are_aligned_and_missing_values_are_omitted(capsys: pytest.CaptureFixture[str]) -> None:

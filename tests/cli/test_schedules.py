@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taskharbor.cli.main import ExitCode
+from taskharbor.core.model import WorkerRecord
 from taskharbor.schedules import Scheduler, ScheduleSpec
 
 if TYPE_CHECKING:
@@ -24,7 +25,43 @@ def test_schedules_are_listed_with_their_next_time(nightly: Console) -> None:
 
     assert row[:5] == ["nightly", "0 2 * * *", "Europe/Paris", "report", "default"]
     assert row[5] == view["next_at"]
+    assert row[8:] == [view["origin"], view["state"]] == ["stored", "active"]
     assert "payload" not in view
+
+
+def test_a_declared_schedule_is_listed_as_undeclared_without_a_live_worker(nightly: Console) -> None:
+    Scheduler(nightly.driver).declare([ScheduleSpec(name="hourly", cron="0 * * * *", type="report")])
+    before = nightly("schedules", "list").rows
+    message = nightly("schedules", "next", "hourly").err
+    heartbeat(nightly, "hourly")
+    after = nightly("schedules", "list").rows
+
+    assert [row[8:] for row in before] == [["code", "undeclared"], ["stored", "active"]]
+    assert [row[8:] for row in after] == [["code", "active"], ["stored", "active"]]
+    assert message == ("schedule hourly is not declared by any live worker; it does not fire until one declares it\n")
+    assert nightly("schedules", "next", "hourly").err == ""
+
+
+def test_schedules_are_deleted_by_name(nightly: Console) -> None:
+    Scheduler(nightly.driver).declare([ScheduleSpec(name="hourly", cron="0 * * * *", type="report")])
+    heartbeat(nightly, "hourly")
+
+    deleted = nightly("schedules", "delete", "nightly", "hourly", "nightly")
+
+    assert (deleted.code, deleted.out) == (ExitCode.OK, "nightly\nhourly\n")
+    assert deleted.err == (
+        "schedule hourly is still declared by a live worker; the next worker that declares it and starts "
+        "stores it again: remove it from the code, or pause it\n"
+    )
+    assert nightly.driver.inspector.schedules() == {}
+    assert [(each.action, each.target) for each in nightly.audit()] == [
+        ("schedules.delete", "hourly"),
+        ("schedules.delete", "nightly"),
+    ]
+
+
+def test_a_deleted_schedule_is_printed_as_json(nightly: Console) -> None:
+    assert nightly("schedules", "delete", "nightly", "--json").data == {"deleted": ["nightly"]}
 
 
 def test_the_next_fire_times_are_shown_in_utc_and_local_time(nightly: Console) -> None:
@@ -63,7 +100,7 @@ def test_a_paused_schedule_stays_paused_until_it_is_resumed(nightly: Console) ->
     assert [entry.action for entry in nightly.audit()] == ["schedules.resume", "schedules.pause"]
 
 
-@pytest.mark.parametrize("verb", ["next", "run", "pause", "resume"])
+@pytest.mark.parametrize("verb", ["next", "run", "pause", "resume", "delete"])
 def test_an_unknown_schedule_name_suggests_the_nearest(verb: str, nightly: Console) -> None:
     said = nightly("schedules", verb, "nighly")
 
@@ -76,3 +113,29 @@ def test_an_empty_schedule_list_prints_a_message(console: Console) -> None:
     said = console("schedules", "list")
 
     assert (said.code, said.out, said.err) == (ExitCode.OK, "", "no schedules\n")
+
+
+def heartbeat(console: Console, schedule: str) -> None:
+    """Record a live worker that declares *schedule*."""
+    record = WorkerRecord(
+        id="w",
+        host="h",
+        pid=1,
+        queues=("default",),
+        types=("report",),
+        concurrency=1,
+        started_at=console.driver.inspector.now(),
+        schedules=(schedule,),
+    )
+    console.driver.maintenance.record_worker(record)
+
+
+def test_runs_are_listed_with_what_became_of_their_jobs(nightly: Console) -> None:
+    job_id = nightly("schedules", "run", "nightly").out.strip()
+
+    [row] = nightly("schedules", "runs", "nightly").rows
+    [view] = nightly("schedules", "runs", "nightly", "--json").data["runs"]
+
+    assert (row[0], row[2], row[3]) == ("", job_id, "PENDING")
+    assert (view["job_id"], view["fire_time"], view["status"]) == (job_id, None, "PENDING")
+    assert nightly("schedules", "runs", "nothing").code == ExitCode.NOT_FOUND

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from taskharbor.core.ids import JobId
+
 SECRETS: Final = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": "us-east-1"}
 
 
@@ -137,23 +139,163 @@ def test_a_queue_with_a_bad_name_is_refused(command: str, capsys: pytest.Capture
     assert "no spaces" in capsys.readouterr().err
 
 
-def test_jobs_reach_a_worker_by_messages(tmp_path: Path, environment: dict[str, str]) -> None:
-    (tmp_path / "tasks.py").write_text("handlers = {'greet': lambda job: 'hello'}\n")
+APP: Final = """
+from taskharbor import Harbor
+
+harbor = Harbor("sqlite:///{folder}/jobs.db")
+
+@harbor.task
+def greet() -> str:
+    return "hello"
+
+@harbor.schedule("0 2 * * *")
+@harbor.task(queue="mail")
+def remind() -> str:
+    return "hello"
+"""
+JOBS: Final = {"greet": "default", "remind": "mail"}
+OF_APP: Final = {"default": "taskharbor-default", "mail": "taskharbor-mail"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["tasks.py"], OF_APP),
+        ([], OF_APP),
+        (["-q", "other"], {"other": "taskharbor-other"}),
+        (["tasks.py", "-q", "other"], {"other": "taskharbor-other"}),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("environment", "_in_a_folder")
+def test_the_queues_are_those_of_the_app_unless_they_are_named(
+    words: list[str], expected: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tasks.py").write_text(APP.format(folder=tmp_path))
+
+    assert run(cli, ["sqs", "setup", *words, "--json"]) == ExitCode.OK
+    made = {name: shown for name, shown in _json(capsys)["queues"].items() if not name.startswith(".")}
+    assert run(cli, ["sqs", "status", *words, "--json"]) == ExitCode.OK
+    shown = [row["queue"] for row in _json(capsys)["queues"] if not row["queue"].startswith(".")]
+    assert run(cli, ["sqs", "policy", *words, "--role", "enqueuer"]) == ExitCode.OK
+    allowed = {resource for each in _json(capsys)["Statement"] for resource in each["Resource"]}
+
+    assert made == expected
+    assert shown == [*expected]
+    assert allowed == {f"arn:aws:sqs:*:*:{name}" for name in expected.values()}
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+def test_status_shows_the_ages_of_the_apps_own_store(
+    tmp_path: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert environment
+    (tmp_path / "tasks.py").write_text(APP.format(folder=tmp_path))
+    with closing(SqliteDriver(tmp_path / "jobs.db")) as driver:
+        Client(driver).enqueue(JobRequest(type="remind", queue="mail"))
+    run(cli, ["sqs", "setup"])
+    capsys.readouterr()
+
+    run(cli, ["sqs", "status", "--json"])
+
+    ages = {row["queue"]: row["oldest_age_seconds"] for row in _json(capsys)["queues"]}
+    assert (ages["mail"] >= 0, ages["default"]) == (True, None)
+
+
+def test_why_reports_a_missing_enqueuer_and_then_a_missing_queue(
+    tmp_path: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tasks.py").write_text(APP.format(folder=tmp_path))
     url = f"sqlite:///{tmp_path}/jobs.db"
-    assert run(cli, ["sqs", "setup"]) == ExitCode.OK
-    assert run(cli, ["migrate", "up", "--url", url]) == ExitCode.OK
     driver = SqliteDriver(tmp_path / "jobs.db")
-    job_id = Client(driver).enqueue(JobRequest(type="greet")).id
     processes: list[subprocess.Popen[str]] = []
 
     def start(*words: str) -> None:
-        command = [sys.executable, "-m", "taskharbor.cli", *words, "--url", url]
+        command = [sys.executable, "-m", "taskharbor.cli", *words]
+        processes.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True))
+
+    def why() -> dict[str, Any]:
+        """Enqueue a job, so that it is not claimed from the store because it is a minute late, and ask about it."""
+        job_id = Client(driver).enqueue(JobRequest(type="remind", queue="mail")).id
+        wait_until(lambda: said(job_id)["cause"] != "next")
+        return said(job_id)
+
+    def said(job_id: JobId) -> dict[str, Any]:
+        capsys.readouterr()
+        assert run(cli, ["jobs", "why", str(job_id), "--url", url, "--json"]) == ExitCode.OK
+        return dict(_json(capsys))
+
+    try:
+        start("worker", "tasks.py", "--sqs")
+        wait_until(lambda: bool(driver.inspector.delivery("mail")))
+        alone = why()
+        start("enqueuer", "tasks.py", "--period", "100ms")
+        wait_until(lambda: why()["cause"] == "send-failed")
+        missing = why()
+    finally:
+        driver.close()
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        ended = [(process.communicate(timeout=30)[1], process.returncode) for process in processes]
+
+    assert [code for _, code in ended] == [0, 0], ended
+    assert alone["cause"] == "no-enqueuer"
+    assert "no enqueuer serves queue 'mail': start one: taskharbor enqueuer -q mail; " in alone["text"]
+    assert "queue taskharbor-mail does not exist" in missing["text"]
+    assert "create it with 'taskharbor sqs setup'" in missing["text"]
+    assert "INFO    taskharbor.enqueuer: enqueuer started: taskharbor " in ended[1][0]
+    assert f"; store {url}; queues default, mail\n" in ended[1][0]
+
+
+def test_the_bundle_option_puts_several_jobs_into_one_message(
+    tmp_path: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    driver = SqliteDriver(tmp_path / "jobs.db")
+    Client(driver).enqueue_many([JobRequest(type="run", queue="mail")] * 40)
+    run(cli, ["sqs", "setup", "-q", "mail"])
+    command = [sys.executable, "-m", "taskharbor.cli", "enqueuer", "-q", "mail", "--url", url, "--bundle", "10"]
+
+    def ready() -> int:
+        capsys.readouterr()
+        run(cli, ["sqs", "status", "-q", "mail", "--json"])
+        return int(_json(capsys)["queues"][0]["ready"])
+
+    with closing(driver), subprocess.Popen(command, env=environment) as enqueuer:
+        try:
+            wait_until(lambda: ready() > 0)
+            assert ready() == 10  # of four jobs each
+        finally:
+            enqueuer.send_signal(signal.SIGTERM)
+            enqueuer.wait(30)
+
+
+@pytest.mark.parametrize("bundle", ["0", "51", "many"])
+def test_a_bundle_option_out_of_bounds_is_refused(
+    bundle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["enqueuer", "-q", "mail", "--url", f"sqlite:///{tmp_path}/jobs.db", "--bundle", bundle]
+
+    assert run(cli, words) == ExitCode.USAGE
+    assert "bundle" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_in_a_folder")
+def test_jobs_of_all_queues_of_an_app_reach_a_worker_by_messages(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "tasks.py").write_text(APP.format(folder=tmp_path))
+    driver = SqliteDriver(tmp_path / "jobs.db")
+    ids = [Client(driver).enqueue(JobRequest(type=type, queue=queue, payload={})).id for type, queue in JOBS.items()]
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> None:
+        command = [sys.executable, "-m", "taskharbor.cli", *words]
         processes.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True))
 
     try:
+        assert run(cli, ["sqs", "setup"]) == ExitCode.OK
         start("enqueuer")
-        start("worker", "tasks.py", "--sqs")
-        wait_until(lambda: driver.inspector.get([job_id])[job_id].status is Status.SUCCEEDED)
+        start("worker", "--sqs")
+        wait_until(lambda: {job.status for job in driver.inspector.get(ids).values()} == {Status.SUCCEEDED})
     finally:
         driver.close()
         for process in processes:

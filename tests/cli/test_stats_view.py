@@ -15,6 +15,7 @@ import pytest
 
 from taskharbor.cli.main import ExitCode
 from taskharbor.core.model import WorkerRecord
+from taskharbor.core.statistics import MINUTE, Metric, StatisticTally, begin_of
 from tests.support.cli_processes import LIMIT_SECONDS, PYTHON
 from tests.support.waiting import wait_until
 
@@ -74,7 +75,7 @@ def test_what_is_no_queue_is_refused(words: list[str], console: Console) -> None
     assert console("queues", *words).code in {ExitCode.USAGE, ExitCode.NOT_FOUND}
 
 
-def test_workers_are_listed_with_whether_they_are_alive(any_console: Console) -> None:
+def test_workers_are_listed_with_their_state(any_console: Console) -> None:
     record = WorkerRecord(
         id="w-1",
         host="box",
@@ -83,6 +84,8 @@ def test_workers_are_listed_with_whether_they_are_alive(any_console: Console) ->
         types=("greet",),
         concurrency=4,
         lost_slots=1,
+        busy_slots=2,
+        version="4f2c",
         started_at=any_console.driver.inspector.now(),
     )
     any_console.driver.maintenance.record_worker(record)
@@ -90,8 +93,8 @@ def test_workers_are_listed_with_whether_they_are_alive(any_console: Console) ->
     [row] = any_console("workers", "list").rows
     [view] = any_console("workers", "list", "--json").data["workers"]
 
-    assert row[:7] == ["w-1", "box", "7", "default mail", "greet", "4", "1"]
-    assert row[-1] == "yes"
+    assert row[:9] == ["w-1", "box", "7", "default mail", "greet", "4f2c", "4", "2", "1"]
+    assert row[-1] == "live"
     assert (view["id"], view["queues"], view["concurrency"], view["lost_slots"]) == ("w-1", ["default", "mail"], 4, 1)
 
 
@@ -202,3 +205,46 @@ sys.exit(run(cli, ["top", "--every", "100ms", "--url", {url!r}]))
 
 def facts_of(out: str) -> dict[str, str]:
     return {name.strip(): value for name, _, value in (line.rpartition("  ") for line in out.splitlines())}
+
+
+def test_a_series_is_printed_and_as_json_it_is_that_of_the_api(any_console: Console) -> None:
+    any_console.dead(queue="mail")
+    any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
+
+    [row] = any_console("stats", "series", "ended", "--by", "status").rows
+    found = any_console("stats", "series", "ended", "--by", "queue", "--step", "60", "--json").data
+
+    assert row[1:] == ["DEAD", "1"]
+    assert (found["metric"], found["step"]) == ("ended", 60)
+    assert [(point["group"], point["value"]) for point in found["points"]] == [("mail", 1)]
+
+
+def test_a_series_of_run_times_has_percentiles(console: Console) -> None:
+    minute = begin_of(console.driver.inspector.now(), MINUTE)
+    tally = StatisticTally(minute, Metric.RUN, "mail", "send", "07", 100)
+    console.driver.maintenance.record_statistics([tally])
+    console.driver.maintenance.roll_up(keep=timedelta(days=1))
+
+    [row] = console("stats", "series", "run", "-t", "send").rows
+
+    assert row[2:] == ["100", "0.096", "0.1248", "0.12736"]
+
+
+def test_a_series_with_too_many_points_is_a_usage_error(console: Console) -> None:
+    said = console("stats", "series", "waiting", "--since", "90d")
+
+    assert said.code == ExitCode.USAGE
+    assert "more than 2,000 points" in said.err
+
+
+def test_types_and_versions_are_listed(any_console: Console) -> None:
+    minute = begin_of(any_console.driver.inspector.now(), MINUTE)
+    tally = StatisticTally(minute, Metric.ATTEMPTS, "mail", "send", "FAILED", 4)
+    any_console.driver.maintenance.record_statistics([tally], version="4f2c")
+    any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
+
+    [kind], [version] = any_console("stats", "types").rows, any_console("stats", "versions").rows
+
+    assert (kind, version[0]) == (["send", "0", "4"], "4f2c")
+    assert any_console("stats", "types", "--json").data["types"][0]["attempts_last_hour"] == 4
+    assert any_console("stats", "versions", "--json").data["versions"][0]["version"] == "4f2c"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,15 +19,18 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.drivers.connect import connect
 from tests.support.cli_processes import LIMIT_SECONDS, PYTHON, taskharbor
+from tests.support.cli_processes import started as started_in
 from tests.support.postgres import database
-from tests.support.waiting import wait_until
+from tests.support.waiting import has_ended_by, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from taskharbor.core.ids import JobId
     from taskharbor.drivers.base import Driver
+    from tests.support.cli_processes import Started
 
 APP: Final = """
 import logging
@@ -94,8 +95,10 @@ def test_a_worker_runs_jobs_until_a_signal_and_then_exits_with_0(
 
         assert worker.wait(LIMIT_SECONDS) == 0
     log = worker.log()
-    assert f"taskharbor.worker: job {job_id} (greet) attempt 1: ack → SUCCEEDED\n" in log
-    assert "shop: hello Ada\n" in log
+    assert re.search(
+        rf" INFO    taskharbor.worker: job {job_id} \(greet\) attempt 1 of 20: succeeded in [\d.]+ ms\n", log
+    )
+    assert f"shop: [{str(job_id)[-12:]}] hello Ada\n" in log
     assert log.endswith(" stopped\n")
 
 
@@ -120,10 +123,14 @@ def test_a_second_signal_ends_a_worker_immediately(url: str, driver: Driver, tmp
         worker.send_signal(signal.SIGTERM)
         wait_until(lambda: " stopping: " in worker.log())
 
-        worker.send_signal(signal.SIGTERM)
+        wait_until(lambda: has_ended_by(worker, signal.SIGTERM))  # signals that arrive together are one
 
         assert worker.wait(LIMIT_SECONDS) == 128 + signal.SIGTERM
     assert status_of(driver, job_id) is Status.PROCESSING
+    first = " stopping: 1 job is running; waiting up to 1 h; press Ctrl-C again to exit now\n"
+    second = ": exiting now; 1 running job can run elsewhere when the leases expire, within 30 s\n"
+    assert first in worker.log()
+    assert worker.log().endswith(second)
 
 
 def test_a_worker_that_lost_half_of_its_slots_ends_with_12(url: str, driver: Driver, tmp_path: Path) -> None:
@@ -141,6 +148,12 @@ def test_a_worker_that_lost_half_of_its_slots_ends_with_12(url: str, driver: Dri
 
 
 def test_unknown_types_are_dead_lettered_or_left_as_configured(url: str, driver: Driver, tmp_path: Path) -> None:
+    with started(tmp_path, "worker", "shop.py", "--url", url, "--unknown-types", "dead-letter") as worker:
+        at_once = enqueue(driver, "unheard-of")
+        wait_until(lambda: status_of(driver, at_once) is Status.DEAD)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(LIMIT_SECONDS) == 0
+
     left = enqueue(driver, "unheard-of")
     driver.reschedule([left], scheduled_for=driver.inspector.now() - timedelta(minutes=6))
     with started(tmp_path, "worker", "shop.py", "--url", url, "--unknown-types", "leave") as worker:
@@ -176,7 +189,7 @@ def test_the_url_option_takes_precedence_over_the_harbors_store(url: str, driver
     app = HARBOR.format(url=url)
     job_id = enqueue(driver, "greet", queue="mail", name="Ada")
     with started(tmp_path, "worker", "shop.py", "--url", other, app=app) as worker:
-        wait_until(lambda: " runs greet" in worker.log())
+        wait_until(lambda: "1 task: greet" in worker.log())
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(LIMIT_SECONDS) == 0
     assert status_of(driver, job_id) is Status.PENDING
@@ -197,7 +210,7 @@ def test_json_log_lines_of_handlers_contain_job_and_attempt(url: str, driver: Dr
     lines = [json.loads(line) for line in worker.log().splitlines()]
     assert {*lines[0]} == {"at", "level", "logger", "message"}
     [of_handler] = [line for line in lines if line["logger"] == "shop"]
-    assert (of_handler["message"], of_handler["job"], of_handler["attempt"]) == ("hello Ada", str(job_id), 1)
+    assert (of_handler["message"], of_handler["job_id"], of_handler["attempt"]) == ("hello Ada", str(job_id), 1)
 
 
 def test_a_janitor_expires_leases_and_exits_with_0_at_a_signal(url: str, driver: Driver, tmp_path: Path) -> None:
@@ -238,7 +251,8 @@ def test_a_janitor_reports_a_death_and_publishes_its_event(url: str, driver: Dri
         janitor.send_signal(signal.SIGTERM)
         assert janitor.wait(LIMIT_SECONDS) == 0
 
-    assert f"job {job_id} (greet) is dead after attempt 1: attempts exhausted\n" in janitor.log()
+    line = f"job {job_id} (greet) attempt 1: lease expired; now a dead letter: attempts exhausted\n"
+    assert line in janitor.log()
     assert events.with_name("events.hook").read_text() == "attempts exhausted"
 
 
@@ -304,7 +318,7 @@ def test_what_names_no_queue_or_no_limit_is_refused(text: str) -> None:
     [
         (
             "--grace 25",
-            "invalid value for '--grace': '25': write a duration with its unit, such as 500ms, 25s or 2m; .*",
+            "invalid value for '--grace': '25': write a duration with its unit, such as 500ms, 25s or 7d; .*",
         ),
         ("--lease 10ms", "invalid value for '--lease': '10ms': at least 100ms; .*"),
         ("--poll 0s", "invalid value for '--poll': '0s': at least 10ms; .*"),
@@ -314,7 +328,15 @@ def test_what_names_no_queue_or_no_limit_is_refused(text: str) -> None:
         ),
         ("-q two/words", "queue is 'two/words': must match .*"),
         ("-c 0", "invalid value for '-c' / '--concurrency': .*"),
-        ("--unknown-types keep", "invalid value for '--unknown-types': .*'dead-letter', 'leave'.*"),
+        ("--prefetch -1", "invalid value for '--prefetch': .*"),
+        (
+            "--unknown-types keep",
+            r"invalid value for '--unknown-types': 'keep': write dead-letter:5m \(.*\(at once\) or leave; .*",
+        ),
+        (
+            "--unknown-types dead-letter:5",
+            "invalid value for '--unknown-types': 'dead-letter:5': write dead-letter:5m .*",
+        ),
     ],
 )
 @pytest.mark.usefixtures("_in_a_folder")
@@ -341,36 +363,8 @@ def test_a_worker_without_a_store_says_where_to_name_one(tmp_path: Path) -> None
     assert "TASKHARBOR_URL" in done.stderr
 
 
-class Started:
-    """A running command and its log."""
-
-    def __init__(self, process: subprocess.Popen[str], file: Path) -> None:
-        self._process, self._file = process, file
-        self.send_signal, self.wait = process.send_signal, process.wait
-
-    def log(self) -> str:
-        return self._file.read_text()
-
-    def has_logged(self) -> bool:
-        assert self._process.poll() is None, self.log()
-        return bool(self.log())
-
-
-@contextmanager
-def started(folder: Path, *args: str, app: str = APP) -> Iterator[Started]:
-    """Start a command, and wait until it handles signals."""
-    (folder / "shop.py").write_text(app)
-    file = folder / "stderr"
-    with file.open("w") as stderr:
-        command = [*PYTHON, "-m", "taskharbor.cli", *args]
-        process = subprocess.Popen(command, cwd=folder, stderr=stderr, text=True, env={"PATH": os.defpath})
-    running_command = Started(process, file)
-    try:
-        wait_until(running_command.has_logged)
-        yield running_command
-    finally:
-        process.kill()
-        process.wait()
+def started(folder: Path, *args: str, app: str = APP) -> AbstractContextManager[Started]:
+    return started_in(folder, *args, app=app)
 
 
 def enqueue(driver: Driver, type: str, *, queue: str = "default", **payload: Any) -> JobId:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.drivers.connect import connect
 from taskharbor.schedules import Scheduler, ScheduleSpec
+from tests.support.worker_rig import running_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,10 +28,10 @@ pytestmark = pytest.mark.usefixtures("_in_a_folder")
 
 AES = AesGcmCodec({"k": bytes(32)})
 APP = """
-from taskharbor import Harbor, RetryPolicy
+from taskharbor import Harbor
 from taskharbor.crypto import AesGcmCodec
 
-harbor = Harbor(codec=AesGcmCodec({"k": bytes(32)}), policy=RetryPolicy(max_attempts=4))
+harbor = Harbor(codec=AesGcmCodec({"k": bytes(32)}), max_attempts=4)
 
 @harbor.task
 def pay(card: str) -> None: ...
@@ -50,6 +52,14 @@ def test_enqueue_writes_with_the_codec_of_the_app_that_is_named_or_found(
     assert b"4111" not in any_console.driver.inspector.get([job.id])[job.id].payload
     assert Harbor(any_console.driver, codec=AES).handle(job.id).job().max_attempts == 4
     assert any_console.driver.inspector.settings() == {"codec": "aes-gcm+json"}
+
+
+def test_a_result_is_printed_with_the_codec_of_the_app(console: Console, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    with running_worker(console.driver, {"pay": lambda _: {"on": date(2030, 1, 1)}}, codec=AES):
+        said = console("enqueue", "pay", "card=4111", "--wait")
+
+    assert (said.code, said.out) == (ExitCode.OK, '{"on": {"$date": "2030-01-01"}}\n')
 
 
 def test_enqueue_into_an_encrypted_store_without_its_app_is_refused(any_console: Console) -> None:
@@ -82,13 +92,15 @@ def test_an_app_that_cannot_be_loaded_is_not_ignored(console: Console, tmp_path:
     assert console.driver.inspector.find(JobFilter(), limit=10).jobs == ()
 
 
-def test_the_store_is_the_one_of_the_environment_and_else_the_apps_own(
+def test_the_store_is_the_apps_own_and_else_the_one_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "tasks.py").write_text("from taskharbor import Harbor\nharbor = Harbor('sqlite:///own.db')\n")
-
-    own = run(cli, ["enqueue", "greet"])
     monkeypatch.setenv("TASKHARBOR_URL", "sqlite:///other.db")
+    app = tmp_path / "tasks.py"
+
+    app.write_text("from taskharbor import Harbor\nharbor = Harbor('sqlite:///own.db')\n")
+    own = run(cli, ["enqueue", "greet"])  # it has no tasks, so any type will do
+    app.write_text("from taskharbor import Harbor\nharbor = Harbor()  # it names no store\n")
     other = run(cli, ["enqueue", "greet"])
 
     assert (own, other) == (ExitCode.OK, ExitCode.OK)

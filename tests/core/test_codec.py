@@ -215,10 +215,10 @@ REFUSED: Final[dict[str, tuple[object, str, str]]] = {
     "fraction": (
         Fraction(1, 2),
         "$",
-        "Fraction has no JSON form; accepted are None, bool, int, float, str, list, dict",
+        "Fraction has no JSON form: convert it first, for example to a str. Values may be None, bool, int, float, str",
     ),
-    "time": (time(12), "$", "accepted are"),
-    "bytearray": (bytearray(b"x"), "$", "bytes, registered enums and dataclasses"),
+    "time": (time(12), "$", "time has no JSON form"),
+    "bytearray": (bytearray(b"x"), "$", "bytes, or enums and dataclasses that are named in JsonCodec(types=[…])"),
     "generator": ({"gen": (n for n in [1])}, "$.gen", "generator has no JSON form"),
 }
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final
 from uuid import UUID
@@ -134,14 +135,24 @@ def test_a_retry_on_the_last_attempt_fails_for_good() -> None:
 
 
 def test_a_retry_with_a_negative_delay_is_due_at_once() -> None:
-    outcome = decide_outcome(job(), Retry(after=-HOUR), NOW)
+    outcome = decide_outcome(job(), Retry(after=-3600), NOW)
 
     assert (outcome.event, outcome.delay) == (Event.RETRY, timedelta.resolution)
 
 
-def test_a_retry_delay_that_is_not_a_timedelta_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"after is 60: must be a timedelta"):
-        Retry(after=60)  # type: ignore[arg-type]  # the mistake under test
+@pytest.mark.parametrize("after", [60, 60.0, timedelta(minutes=1)])
+def test_a_retry_and_a_snooze_take_seconds_or_a_timedelta(after: timedelta | float) -> None:
+    outcomes = [decide_outcome(job(), error, NOW) for error in (Retry(after=after), Snooze(after), Snooze(after=after))]
+
+    assert [outcome.delay for outcome in outcomes] == 3 * [timedelta(minutes=1)]
+
+
+@pytest.mark.parametrize("after", ["60", True, float("nan"), float("inf"), 1e300])
+def test_a_delay_that_is_no_duration_is_refused(after: Any) -> None:
+    rule = r": must be a timedelta or a number of seconds, such as 30 or 0\.5"
+    for error in (Retry, Snooze):
+        with pytest.raises(UsageError, match=f"after is {re.escape(repr(after))}{rule}"):
+            error(after=after)
 
 
 def test_a_snooze_with_a_delay_uses_that_delay() -> None:
@@ -159,7 +170,7 @@ def test_a_snooze_until_a_time_in_another_zone_waits_until_then(offset: float) -
     assert decide_outcome(job(), Snooze(until=there), NOW) == Outcome.snooze(after=HOUR)
 
 
-@pytest.mark.parametrize("snooze", [Snooze(until=NOW - HOUR), Snooze(after=-HOUR), Snooze(after=timedelta(0))])
+@pytest.mark.parametrize("snooze", [Snooze(until=NOW - HOUR), Snooze(after=-1), Snooze(after=timedelta(0))])
 def test_a_snooze_into_the_past_ends_at_once(snooze: Snooze) -> None:
     assert decide_outcome(job(), snooze, NOW) == Outcome.snooze(after=timedelta(0))
 
@@ -194,7 +205,7 @@ def test_a_snooze_until_a_naive_time_is_refused() -> None:
         Snooze(until=naive)
 
 
-@pytest.mark.parametrize("arguments", [{"after": 60}, {"until": "tomorrow"}])
+@pytest.mark.parametrize("arguments", [{"after": "1h"}, {"until": "tomorrow"}])
 def test_a_snooze_with_a_value_of_the_wrong_type_is_refused(arguments: dict[str, Any]) -> None:
     [(field, value)] = arguments.items()
 
@@ -271,7 +282,6 @@ class AlwaysGreater:
 NONSENSE: Final[dict[str, Any]] = {
     "zero": timedelta(0),
     "a negative delay": -MINUTE,
-    "seconds": 60,
     "text": "a minute",
     "not a number": float("nan"),
     "without end": float("inf"),

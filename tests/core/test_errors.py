@@ -27,6 +27,8 @@ from taskharbor.core.errors import (
     LeaseExpired,
     LeaseLost,
     LeaseMismatch,
+    OperationConflict,
+    OperationNotFound,
     OutcomeNotStorable,
     PayloadNotDecodable,
     PayloadNotEncodable,
@@ -35,8 +37,10 @@ from taskharbor.core.errors import (
     ResultTimeout,
     ScheduleNotFound,
     SchemaOutOfDate,
+    StoreRefused,
     StoreUnavailable,
     TaskHarborError,
+    UnknownType,
     UsageError,
 )
 from taskharbor.core.ids import JobId
@@ -55,6 +59,9 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
     UsageError(PROBLEM): "priority is 'high': must be an int",
     InvalidRequest([PROBLEM, PROBLEM.within("jobs[3]")]): (
         "priority is 'high': must be an int; jobs[3].priority is 'high': must be an int"
+    ),
+    UnknownType("email.sned", ("email.send", "greet")): (
+        "type is 'email.sned': no task of the app has this type; did you mean 'email.send'?"
     ),
     CONFLICT: (
         "idempotency key 'welcome-7' of queue 'mail' belongs to job 00000000-0000-0000-0000-000000000007, "
@@ -85,8 +92,15 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
     PayloadNotDecodable("not JSON"): "cannot decode the stored bytes: not JSON",
     CallNotReadable("greet", "name: is missing"): "stored data does not match task 'greet': name: is missing",
     JobFailed(JOB, "DEAD", "no luck"): "job 00000000-0000-0000-0000-000000000007 is DEAD: no luck",
-    ResultTimeout(JOB, timedelta(seconds=5)): (
-        "job 00000000-0000-0000-0000-000000000007 did not finish within 0:00:05; still running"
+    ResultTimeout(JOB, timedelta(seconds=5)): ("job 00000000-0000-0000-0000-000000000007 did not finish within 5 s"),
+    ResultTimeout(JOB, timedelta(seconds=0.5), "PENDING", "no live worker serves queue 'mail': start one"): (
+        "job 00000000-0000-0000-0000-000000000007 did not finish within 0.5 s; it is PENDING: "
+        "no live worker serves queue 'mail': start one"
+    ),
+    OperationNotFound(JOB): "operation 00000000-0000-0000-0000-000000000007 not found",
+    OperationConflict("nightly-7", JOB): (
+        "idempotency key 'nightly-7' belongs to operation 00000000-0000-0000-0000-000000000007, which is another "
+        "request: use another key, or send the same request"
     ),
     ScheduleNotFound("nigthly", "nightly"): "schedule 'nigthly' not found; did you mean 'nightly'?",
     EnqueueRefused([Enqueued(JOB, existed=False), CONFLICT]): (
@@ -95,7 +109,7 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
     ),
     JobNotFound(JOB): "job 00000000-0000-0000-0000-000000000007 not found",
     JobTimedOut(JOB, timedelta(seconds=30)): (
-        "job 00000000-0000-0000-0000-000000000007 ran longer than its timeout of 0:00:30"
+        "job 00000000-0000-0000-0000-000000000007 ran longer than its timeout of 30 s"
     ),
     JobNotInflight(JOB): "job 00000000-0000-0000-0000-000000000007 is not being processed",
     LeaseExpired(JOB): "lease on job 00000000-0000-0000-0000-000000000007 expired",
@@ -104,6 +118,7 @@ EXAMPLES: Final[dict[TaskHarborError, str]] = {
     SchemaOutOfDate("3", "4", "run 'taskharbor migrate'"): (
         "the store's schema is 3, this code needs 4: run 'taskharbor migrate'"
     ),
+    StoreRefused("wrong user or password"): "store unavailable: wrong user or password",
     StoreUnavailable("connection refused"): "store unavailable: connection refused",
 }
 

@@ -293,6 +293,22 @@ def test_frames_of_taskharbor_are_not_in_the_fingerprint() -> None:
     assert fingerprint(lambda: before(reject)) == fingerprint(lambda: after(reject)) == fingerprint(lambda: [reject()])
 
 
+def test_a_traceback_begins_at_the_first_frame_outside_taskharbor() -> None:
+    ours = named("taskharbor.worker.executor", "_call_sync")
+    users, inner = caught(lambda: ours(lambda: ours(reject))), caught(lambda: ours(dict[str, str]().popitem))
+    for error in (users, inner):  # the frames of this file are not part of a handler's traceback
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_name != "_call_sync":
+            frames = frames.tb_next
+        error.__traceback__ = frames
+
+    text = Failure.of(users).traceback
+
+    assert text.count("in _call_sync") == 1  # a frame behind the user's own stays
+    assert text.index("<lambda>") < text.index("in _call_sync") < text.index("in reject")
+    assert "in _call_sync" in Failure.of(inner).traceback  # without a frame of the user, all are kept
+
+
 def test_frames_of_a_package_with_a_similar_name_are_in_the_fingerprint() -> None:
     plugin, other = named("taskharbor_shop.mail", "send"), named("taskharbor_shop.mail", "deliver")
 

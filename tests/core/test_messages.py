@@ -11,19 +11,22 @@ from hypothesis import strategies as st
 
 from taskharbor.core.ids import JobId, new_job_id
 from taskharbor.core.messages import (
+    MAX_BUNDLE,
     MAX_MESSAGE_CHARS,
     MAX_UNKNOWN_RECEIVES,
     SEQ_RANGE,
-    Message,
     MessageAction,
     MessageDecision,
     MessageFinding,
+    NamedJob,
     decide_message,
     encode_message,
     parse_message,
     resend_interval,
 )
 from taskharbor.core.results import RefusalReason, Refused
+from taskharbor.delivery.sqs.batches import MAX_BATCH_BYTES
+from taskharbor.delivery.transport import BATCH_LIMIT
 
 few = settings(max_examples=100, deadline=None)
 
@@ -38,21 +41,40 @@ READABLE: Final[dict[str, Any]] = {"v": 1, "id": str(JOB), "seq": 3}
 @few
 @given(st.uuids(), st.sampled_from(SEQ_RANGE))
 def test_a_message_round_trips(job_id: UUID, seq: int) -> None:
-    message = Message(JobId(job_id), seq)
+    named = NamedJob(JobId(job_id), seq)
 
-    assert parse_message(encode_message(message)) == message
+    assert parse_message(encode_message([named])) == (named,)
 
 
 @few
 @given(st.uuids(), st.sampled_from(SEQ_RANGE))
 def test_an_encoded_message_is_never_longer_than_the_limit(job_id: UUID, seq: int) -> None:
-    assert len(encode_message(Message(JobId(job_id), seq))) <= MAX_MESSAGE_CHARS
+    assert len(encode_message([NamedJob(JobId(job_id), seq)])) <= MAX_MESSAGE_CHARS
+
+
+named_jobs = st.builds(NamedJob, st.uuids().map(JobId), st.sampled_from(SEQ_RANGE))
+
+
+@few
+@given(st.lists(named_jobs, min_size=1, max_size=MAX_BUNDLE, unique_by=lambda named: named.job_id))
+def test_a_message_with_several_jobs_round_trips_in_order(jobs: list[NamedJob]) -> None:
+    text = encode_message(jobs)
+
+    assert parse_message(text) == tuple(jobs)
+    assert json.loads(text)["v"] == (1 if len(jobs) == 1 else 2)
+
+
+def test_a_message_with_all_jobs_allowed_stays_below_the_limit() -> None:
+    text = encode_message([NamedJob(new_job_id(), SEQ_RANGE[-1]) for _ in range(MAX_BUNDLE)])
+
+    assert len(text) <= MAX_MESSAGE_CHARS
+    assert BATCH_LIMIT * len(text) < MAX_BATCH_BYTES
 
 
 def test_a_message_contains_only_version_id_and_seq() -> None:
     job_id = new_job_id()
 
-    assert json.loads(encode_message(Message(job_id, 3))) == {"v": 1, "id": str(job_id), "seq": 3}
+    assert json.loads(encode_message([NamedJob(job_id, 3)])) == {"v": 1, "id": str(job_id), "seq": 3}
 
 
 @few
@@ -69,9 +91,10 @@ json_values = st.recursive(
 near_misses = st.fixed_dictionaries(
     {},
     optional={
-        "v": st.just(1) | json_values,
+        "v": st.sampled_from([1, 2]) | json_values,
         "id": st.uuids().map(str) | json_values,
         "seq": st.integers(0) | json_values,
+        "jobs": st.lists(st.tuples(st.uuids().map(str), st.integers(0)) | json_values, max_size=4) | json_values,
         "more": json_values,
     },
 )
@@ -80,11 +103,15 @@ near_misses = st.fixed_dictionaries(
 @few
 @given(near_misses)
 def test_a_parsed_message_always_has_a_uuid_and_an_int(sent: dict[str, Any]) -> None:
-    message = parse_message(json.dumps(sent))
+    for named in parse_message(json.dumps(sent)) or ():
+        assert type(named.job_id) is UUID
+        assert type(named.seq) is int
+        assert named.seq in SEQ_RANGE
 
-    assert message is None or (type(message.job_id) is UUID and type(message.seq) is int and message.seq in SEQ_RANGE)
 
-
+PAIR: Final = [str(JOB), 3]
+OTHER: Final = [str(UUID(int=8)), 1]
+BUNDLE: Final[dict[str, Any]] = {"v": 2, "jobs": [PAIR, OTHER]}
 UNREADABLE: Final[dict[str, str]] = {
     "nothing": "",
     "words": "hello",
@@ -118,6 +145,23 @@ UNREADABLE: Final[dict[str, str]] = {
     "a lone surrogate": "\ud800",
     "too much of it": json.dumps(READABLE) + " " * MAX_MESSAGE_CHARS,
     "a gigabyte's beginning": "[" * 10_000_000,
+    "several jobs in the first version": json.dumps(BUNDLE | {"v": 1}),
+    "several jobs in a later version": json.dumps(BUNDLE | {"v": 3}),
+    "no jobs": json.dumps(BUNDLE | {"jobs": []}),
+    "one job in a list": json.dumps(BUNDLE | {"jobs": [PAIR]}),
+    "jobs that are no list": json.dumps(BUNDLE | {"jobs": {"a": PAIR, "b": OTHER}}),
+    "jobs without seqs": json.dumps(BUNDLE | {"jobs": [str(JOB), str(UUID(int=8))]}),
+    "a job with too much": json.dumps(BUNDLE | {"jobs": [PAIR, [*OTHER, 1]]}),
+    "a job with too little": json.dumps(BUNDLE | {"jobs": [PAIR, OTHER[:1]]}),
+    "a job that is null": json.dumps(BUNDLE | {"jobs": [PAIR, None]}),
+    "one of several ids that is none": json.dumps(BUNDLE | {"jobs": [PAIR, ["7", 1]]}),
+    "one of several seqs before the first": json.dumps(BUNDLE | {"jobs": [PAIR, [OTHER[0], 0]]}),
+    "one of several seqs that is a truth": json.dumps(BUNDLE | {"jobs": [PAIR, [OTHER[0], True]]}),
+    "a job named twice": json.dumps(BUNDLE | {"jobs": [PAIR, [PAIR[0], 4]]}),
+    "a job named twice in other letters": json.dumps(
+        BUNDLE | {"jobs": [[f"{'0' * 31}a", 1], [f"{'0' * 31}A", 1]]},
+    ),
+    "too many jobs": json.dumps(BUNDLE | {"jobs": [[str(UUID(int=n)), 1] for n in range(MAX_BUNDLE + 1)]}),
 }
 
 
@@ -127,14 +171,18 @@ def test_an_invalid_message_is_not_parsed(text: str) -> None:
 
 
 def test_unknown_keys_are_ignored() -> None:
-    assert parse_message(json.dumps(READABLE | {"trace": {"id": 1}})) == Message(JOB, 3)
+    assert parse_message(json.dumps(READABLE | {"trace": {"id": 1}})) == (NamedJob(JOB, 3),)
+    assert parse_message(json.dumps(BUNDLE | {"trace": {"id": 1}})) == (
+        NamedJob(JOB, 3),
+        NamedJob(JobId(UUID(int=8)), 1),
+    )
 
 
 def test_a_message_at_the_size_limit_is_parsed() -> None:
     padded = json.dumps(READABLE).ljust(MAX_MESSAGE_CHARS)
 
     assert len(padded) == MAX_MESSAGE_CHARS
-    assert parse_message(padded) == Message(JOB, 3)
+    assert parse_message(padded) == (NamedJob(JOB, 3),)
     assert parse_message(padded + " ") is None
 
 
@@ -156,6 +204,7 @@ VERDICTS: Final[dict[str, tuple[MessageFinding | Refused, MessageDecision]]] = {
     "body unreadable": (MessageFinding.UNREADABLE, DELETE),
     "claimed and settled": (MessageFinding.SETTLED, DELETE),
     "claimed, settlement unknown": (MessageFinding.UNSETTLED, LEAVE),
+    "no slot in time": (MessageFinding.NO_SLOT, DECLINE),
     "reply of the claim lost": (MessageFinding.CLAIM_UNKNOWN, LEAVE),
     "store unavailable": (MessageFinding.STORE_AWAY, LEAVE),
     "final": (refused(RefusalReason.FINAL), DECLINE),
@@ -174,10 +223,10 @@ VERDICTS: Final[dict[str, tuple[MessageFinding | Refused, MessageDecision]]] = {
     "lease expired meanwhile": (refused(RefusalReason.LEASED, until=-20 * SECOND), hidden(SECOND)),
     "leased for longer than V": (refused(RefusalReason.LEASED, until=10 * VISIBILITY), hidden(VISIBILITY)),
     "leased, unknown end": (refused(RefusalReason.LEASED), hidden(VISIBILITY)),
-    "no handler here": (refused(RefusalReason.UNHANDLED), hidden(VISIBILITY)),
+    "no handler here": (refused(RefusalReason.UNHANDLED), hidden(SECOND)),
     "job of another queue": (refused(RefusalReason.OTHER_QUEUE), DELETE),
     "job of another queue, older seq": (refused(RefusalReason.OTHER_QUEUE, sends=4), DELETE),
-    "no handler here, for a while": (refused(RefusalReason.UNHANDLED, until=20 * SECOND), hidden(20 * SECOND)),
+    "no handler here, for a while": (refused(RefusalReason.UNHANDLED, until=20 * SECOND), hidden(SECOND)),
     "unknown id": (refused(RefusalReason.NOT_FOUND, sends=0), LEAVE),
     "older seq, leased elsewhere": (refused(RefusalReason.LEASED, until=20 * SECOND, sends=4), DECLINE),
     "older seq, due within V": (refused(RefusalReason.NOT_DUE, until=20 * SECOND, sends=4), DECLINE),
@@ -188,6 +237,17 @@ VERDICTS: Final[dict[str, tuple[MessageFinding | Refused, MessageDecision]]] = {
         hidden(20 * SECOND),
     ),
 }
+
+
+def test_a_message_without_a_handler_here_is_hidden_for_longer_each_time() -> None:
+    found = refused(RefusalReason.UNHANDLED, until=20 * SECOND)
+
+    pauses = [
+        decide_message(found, seq=3, receives=receives, visibility=VISIBILITY, now=NOW).hidden_for
+        for receives in (1, 2, 3, 5, 6, 1_000)
+    ]
+
+    assert pauses == [SECOND, 2 * SECOND, 4 * SECOND, 16 * SECOND, 20 * SECOND, 20 * SECOND]
 
 
 @pytest.mark.parametrize(("found", "verdict"), VERDICTS.values(), ids=VERDICTS)

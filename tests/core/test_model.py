@@ -56,6 +56,17 @@ def job(**fields: Any) -> Job:
     return Job(**defaults | fields)
 
 
+class BoundCodec(JsonCodec):
+    """A codec of its own that inherits from the default one, and binds payloads to their context."""
+
+    def decode(self, data: bytes, *, context: bytes) -> Any:
+        return context, super().decode(data, context=context)
+
+
+def test_a_codec_that_extends_the_default_one_gets_the_context_of_the_job() -> None:
+    assert job(codec=BoundCodec()).data == (payload_context(JOB, "greet"), {"name": "Ada"})
+
+
 def test_a_job_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         job().status = Status.SUCCEEDED  # type: ignore[misc]

@@ -56,6 +56,7 @@ class Undecided(tzinfo):
 
 TYPES: Final = "must match [A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}"
 QUEUES: Final = "must match [A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
+SECONDS: Final = "must be a timedelta or a number of seconds, such as 30 or 0.5"
 SCHEDULES: Final = "must be from 1970 to before 9000"
 KEYS: Final = "must have 1 to 255 characters, not"
 STORABLE: Final = "must not contain NUL or a lone surrogate"
@@ -82,7 +83,8 @@ REFUSED: Final[dict[str, tuple[str, Any, str, str]]] = {
     "negative timeout": ("timeout", -SECOND, "-1 day, 23:59:59", "must be above 0 and at most 366 days"),
     "timeout of zero": ("timeout", timedelta(0), "0:00:00", "must be above 0 and at most 366 days"),
     "timeout over a year": ("timeout", MAX_TIMEOUT + MOMENT, "366 days, 0:00:00.000001", "at most 366 days"),
-    "timeout in seconds": ("timeout", 30, "30", "must be a timedelta"),
+    "negative timeout in seconds": ("timeout", -30, "-30", "must be above 0 and at most 366 days"),
+    "timeout that is no number": ("timeout", float("nan"), "nan", SECONDS),
     "naive moment": ("scheduled_for", NAIVE, "datetime.datetime(2030, 1, 1, 0, 0)", "needs a time zone"),
     "moment in no known zone": (
         "scheduled_for",
@@ -114,8 +116,9 @@ REFUSED: Final[dict[str, tuple[str, Any, str, str]]] = {
     ),
     "negative delay": ("delay", -SECOND, "-1 day, 23:59:59", "must be at least 0 and at most 3,650 days"),
     "delay over ten years": ("delay", MAX_DELAY + MOMENT, "3650 days, 0:00:00.000001", "at most 3,650 days"),
-    "delay in text": ("delay", "5m", "'5m'", "must be a timedelta"),
-    "delay in seconds": ("delay", 5, "5", "must be a timedelta"),
+    "delay in text": ("delay", "5m", "'5m'", SECONDS),
+    "delay that is a truth": ("delay", True, "True", SECONDS),
+    "delay without end": ("delay", float("inf"), "inf", SECONDS),
     "no attempts": ("max_attempts", 0, "0", "must be from 1 to 1,000,000"),
     "negative attempts": ("max_attempts", -1, "-1", "must be from 1 to 1,000,000"),
     "too many attempts": ("max_attempts", ATTEMPTS_RANGE[-1] + 1, "1000001", "must be from 1 to 1,000,000"),

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from taskharbor.core.errors import UsageError
 from taskharbor.core.ids import JobId, new_job_id
-from taskharbor.core.request import ATTEMPTS_RANGE
-from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS, Exponential, Fixed, Never, RetryPolicy
+from taskharbor.core.retry import Exponential, Fixed, Never, RetryPolicy
 
 SECOND: Final = timedelta(seconds=1)
 MINUTE: Final = timedelta(minutes=1)
@@ -109,6 +108,12 @@ def test_a_fixed_delay_depends_on_nothing(wait: timedelta, attempt: int, chance:
     assert Fixed(wait).delay(attempt, chance=chance) == wait
 
 
+def test_delays_may_be_numbers_of_seconds() -> None:
+    assert Fixed(90) == Fixed(wait=90 * SECOND)
+    assert Exponential(base=0.5, cap=60) == Exponential(base=SECOND / 2, cap=MINUTE)
+    assert RetryPolicy(backoff=lambda attempt: 1.5 * attempt).delay(JOB, 2, BOOM) == 3 * SECOND
+
+
 def test_never_gives_up_at_once() -> None:
     assert RetryPolicy(backoff=Never()).delay(JOB, 1, BOOM) is None
 
@@ -119,11 +124,8 @@ def test_a_function_from_the_attempt_to_a_delay_is_a_backoff() -> None:
     assert [policy.delay(JOB, attempt, BOOM) for attempt in (1, 2, 3)] == [SECOND, 2 * SECOND, None]
 
 
-def test_the_default_policy_has_twenty_attempts_and_growing_delays() -> None:
-    policy = RetryPolicy()
-
-    assert policy.max_attempts == DEFAULT_MAX_ATTEMPTS == 20
-    assert policy.backoff == Exponential()
+def test_the_default_policy_has_growing_delays() -> None:
+    assert RetryPolicy().backoff == Exponential()
 
 
 @few
@@ -258,23 +260,27 @@ def test_the_first_of_several_bases_is_the_nearest() -> None:
 
 
 REFUSED: Final[dict[str, tuple[type, dict[str, Any], str]]] = {
-    "a base of zero": (Exponential, {"base": timedelta(0)}, "base is datetime.timedelta(0): above zero"),
-    "a base below zero": (Exponential, {"base": -SECOND}, f"base is {-SECOND!r}: above zero"),
+    "a base of zero": (Exponential, {"base": timedelta(0)}, "base is datetime.timedelta(0): must be above zero"),
+    "a base below zero": (Exponential, {"base": -SECOND}, "base is -1 seconds: must not be negative"),
     "a base over the cap": (
         Exponential,
         {"base": MINUTE, "cap": SECOND},
-        f"base is {MINUTE!r}: above zero and at most cap",
+        f"base is {MINUTE!r}: must be at most cap, which is 0:00:01",
     ),
-    "seconds for a base": (Exponential, {"base": 5}, "base is 5: "),
-    "seconds for a cap": (Exponential, {"cap": 3600}, "cap is 3600: "),
-    "a shrinking factor": (Exponential, {"factor": 0.5}, "factor is 0.5: at least 1"),
+    "text for a base": (Exponential, {"base": "5s"}, "base is '5s': must be a timedelta or a number of seconds"),
+    "a cap without end": (Exponential, {"cap": float("inf")}, "cap is inf: must be a timedelta or a number"),
+    "a shrinking factor": (Exponential, {"factor": 0.5}, "factor is 0.5: must be at least 1"),
     "a factor without end": (Exponential, {"factor": float("inf")}, "factor is inf: "),
-    "a factor that is no number": (Exponential, {"factor": float("nan")}, "factor is nan: at least 1"),
-    "a jitter below zero": (Exponential, {"jitter": -0.1}, "jitter is -0.1: at least 0 and below 1"),
-    "a jitter of all": (Exponential, {"jitter": 1}, "jitter is 1: at least 0 and below 1"),
-    "a jitter that is no number": (Exponential, {"jitter": float("nan")}, "jitter is nan: at least 0 and below 1"),
-    "a wait of zero": (Fixed, {"wait": timedelta(0)}, "wait is datetime.timedelta(0): above zero"),
-    "seconds for a wait": (Fixed, {"wait": 5}, "wait is 5: "),
+    "a factor that is no number": (Exponential, {"factor": float("nan")}, "factor is nan: must be at least 1"),
+    "a jitter below zero": (Exponential, {"jitter": -0.1}, "jitter is -0.1: must be at least 0 and below 1"),
+    "a jitter of all": (Exponential, {"jitter": 1}, "jitter is 1: must be at least 0 and below 1"),
+    "a jitter that is no number": (
+        Exponential,
+        {"jitter": float("nan")},
+        "jitter is nan: must be at least 0 and below 1",
+    ),
+    "a wait of zero": (Fixed, {"wait": timedelta(0)}, "wait is datetime.timedelta(0): must be above zero"),
+    "a truth for a wait": (Fixed, {"wait": True}, "wait is True: must be a timedelta or a number of seconds"),
     "a class for a backoff": (RetryPolicy, {"backoff": Never}, "backoff is <class "),
     "seconds for a backoff": (RetryPolicy, {"rules": {ValueError: 5}}, "backoff is 5: "),
     "a class for a tuple of them": (
@@ -283,15 +289,6 @@ REFUSED: Final[dict[str, tuple[type, dict[str, Any], str]]] = {
         "give_up_on is <class ",
     ),
     "a name for a class": (RetryPolicy, {"rules": {"ValueError": Never()}}, "give_up_on is ('ValueError',): "),
-    "no attempt at all": (RetryPolicy, {"max_attempts": 0}, "max_attempts is 0: "),
-    "half an attempt": (RetryPolicy, {"max_attempts": 2.5}, "max_attempts is 2.5: "),
-    "attempts that are a truth": (RetryPolicy, {"max_attempts": True}, "max_attempts is True: "),
-    "text for attempts": (RetryPolicy, {"max_attempts": "3"}, "max_attempts is '3': "),
-    "more attempts than a request may ask for": (
-        RetryPolicy,
-        {"max_attempts": ATTEMPTS_RANGE[-1] + 1},
-        "max_attempts is 1000001: ",
-    ),
 }
 
 
@@ -308,9 +305,6 @@ def test_a_bad_argument_is_refused_with_its_field_its_value_and_the_rule(
 def test_arguments_exactly_at_their_bounds_are_accepted() -> None:
     Exponential(base=SECOND, cap=SECOND, factor=1, jitter=0)
     Fixed(timedelta.resolution)
-    policy = RetryPolicy(max_attempts=1)
-
-    assert policy.max_attempts == 1
 
 
 @few

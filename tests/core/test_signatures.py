@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable  # noqa: TC003  annotations are resolved
 from dataclasses import dataclass
+from datetime import time  # noqa: TC003  annotations are resolved
+from fractions import Fraction  # noqa: TC003  annotations are resolved
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskharbor.core.codec import JsonCodec, can_store
 from taskharbor.core.errors import CallNotReadable, InvalidRequest, UsageError
 from taskharbor.core.signatures import CallSignature
+from taskharbor.core.typed_values import UnresolvedAnnotation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -177,3 +183,69 @@ def test_results_are_checked_and_round_trip() -> None:
         arguments(pair).pack_result((1,))
     with pytest.raises(CallNotReadable, match=r"result\[1\]: must be str"):
         arguments(pair).unpack_result([1, 2])
+
+
+@dataclass
+class Upload:
+    name: str
+    chunks: list[tuple[int, Path]]
+    next: Upload | None = None
+
+
+def test_a_class_that_the_codec_cannot_store_is_refused_with_its_place() -> None:
+    def where(path: Path) -> None: ...
+
+    def nested(upload: Upload) -> None: ...
+
+    def many(*, times: dict[str, time]) -> None: ...
+
+    def either(value: int | Fraction) -> None: ...
+
+    def answer() -> Path: ...  # type: ignore[empty-body]
+
+    for function, refusal in (
+        (where, "parameter 'path' is annotated Path: Path cannot be stored: annotate it with a type that can"),
+        (nested, "parameter 'upload.chunks[0][1]' is annotated Path: "),
+        (many, "parameter 'times[…]' is annotated time: "),
+        (either, "parameter 'value' is annotated Fraction: "),
+        (answer, "result is annotated Path: "),
+    ):
+        with pytest.raises(UsageError) as caught:
+            arguments(function).check(JsonCodec().stores)
+        assert str(caught.value).startswith(refusal)
+        assert "types that can be stored are None, bool, int, float, str, bytes, date, datetime" in str(caught.value)
+
+
+def test_every_class_is_accepted_if_the_codec_can_store_it() -> None:
+    class Anything(JsonCodec):
+        def encode(self, value: object, *, context: bytes) -> bytes:
+            return super().encode(str(value), context=context)
+
+    class Paths(Anything):
+        def stores(self, kind: type) -> bool:
+            return kind is Path
+
+    def where(path: Path, upload: Upload) -> None: ...
+
+    def when(at: time) -> None: ...
+
+    for codec in (Anything(), Paths()):
+        arguments(where).check(partial(can_store, codec))
+    arguments(when).check(partial(can_store, Anything()))
+    with pytest.raises(UsageError, match="parameter 'at' is annotated time"):
+        arguments(when).check(partial(can_store, Paths()))
+
+
+def test_annotations_of_all_storable_kinds_are_accepted_at_definition() -> None:
+    def task(
+        ctx: Ctx, numbers: Iterable[int], tree: Tree, anything: Any, thing: object, *rest: float, **more: str
+    ) -> None: ...
+
+    arguments(task).check(JsonCodec().stores)
+
+
+def test_a_name_that_is_not_defined_yet_has_an_error_of_its_own() -> None:
+    def later(number: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821  that is the point
+
+    with pytest.raises(UnresolvedAnnotation, match="name 'Nowhere' is not defined"):
+        arguments(later).check(JsonCodec().stores)

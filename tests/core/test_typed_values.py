@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
@@ -12,6 +13,7 @@ from enum import Enum, IntEnum
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 from uuid import UUID
 
+import annotated_types
 import pydantic
 import pytest
 
@@ -245,10 +247,12 @@ def test_a_mismatch_is_refused_with_its_path_when_packing(annotation: Any, value
         (Address, {}, "$.street: missing: Address requires it"),
         (timedelta, "1h", "$: must be float, not str"),
         (timedelta, 1e300, "$: exceeds the range of timedelta"),
-        (Strict, {"born": 7}, "$: not a valid Strict: born: Input should be a valid date"),
+        (Strict, {"born": 7}, "$.born: not a valid Strict: Input should be a valid date"),
         (tuple[int, ...], {"a": 1}, "$: must be list, not dict"),
-        (dict[int, str], {"1": "a"}, "$: must be list, not dict"),
-        (Person, {"name": "Ada", "born": "long ago"}, "$: not a valid Person: born: Input should be a valid date .*"),
+        (dict[int, str], {"1": "a"}, "$: must be a list of .key, value. pairs, since its keys are not str"),
+        (dict[int, str], [[1]], "$: must be a list of .key, value. pairs, since its keys are not str"),
+        (set[Any], [[1]], "$: an item cannot be in a set, since it is not hashable"),
+        (Person, {"name": "Ada", "born": "long ago"}, "$.born: not a valid Person: Input should be a valid date .*"),
     ],
     ids=lambda each: repr(each)[:40],
 )
@@ -320,7 +324,7 @@ def test_a_local_class_may_refer_to_itself_but_not_to_others() -> None:
     shape = converter_for(Inner)
 
     assert shape.unpack(shape.pack(Inner(1, Inner(2)), "$"), "$") == Inner(1, Inner(2))
-    with pytest.raises(UsageError, match=r"annotation is of .*Outer: name 'Inner' is not defined; define or import"):
+    with pytest.raises(UsageError, match=r"annotation of .*Outer is unresolved: name 'Inner' is not defined; define"):
         converter_for(Outer).pack(Outer(Inner(1)), "$")
 
 
@@ -328,5 +332,64 @@ def test_a_model_changed_to_an_invalid_value_is_refused_when_packing() -> None:
     person = Person(name="Ada", born=date(1815, 12, 10))
     person.name = 7  # type: ignore[assignment]
 
-    with pytest.raises(TypeMismatch, match="not a valid Person: name: Input should be a valid string"):
+    with pytest.raises(TypeMismatch, match="name: not a valid Person: Input should be a valid string"):
         converter_for(Person).pack(person, "$")
+
+
+@dataclass
+class Ticket:
+    seats: Annotated[int, pydantic.Field(gt=0, le=9)]
+    rows: list[Annotated[str, pydantic.StringConstraints(min_length=1)]] = field(default_factory=list)
+
+
+class Seat(TypedDict):
+    row: NotRequired[Annotated[int, pydantic.Field(gt=0)]]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "refusal"),
+    [
+        (Annotated[int, pydantic.Field(gt=3)], 3, "$: Input should be greater than 3"),
+        (Annotated[int, annotated_types.Gt(3)], 3, "$: Input should be greater than 3"),
+        (Annotated[int, pydantic.Field(gt=3)], "4", "$: must be int, not str"),
+        (list[Annotated[str, pydantic.Field(max_length=2)]], ["ab", "abc"], "$[1]: String should have at most 2 char"),
+        (Ticket, Ticket(10), "$.seats: Input should be less than or equal to 9"),
+        (Ticket, Ticket(1, ["a", ""]), "$.rows[1]: String should have at least 1 character"),
+        (Seat, {"row": 0}, "$.row: Input should be greater than 0"),
+    ],
+)
+def test_a_value_outside_its_constraints_is_refused_in_all_directions(
+    annotation: Any, value: Any, refusal: str
+) -> None:
+    converter = converter_for(annotation)
+    stored = vars(value) if isinstance(value, Ticket) else value
+
+    for convert, given in ((converter.pack, value), (converter.unpack, stored), (converter.read, stored)):
+        with pytest.raises(TypeMismatch) as caught:
+            convert(given, "$")
+        assert str(caught.value).startswith(refusal)
+
+
+def test_a_value_within_its_constraints_is_stored_as_pydantic_changes_it() -> None:
+    name = converter_for(Annotated[str, pydantic.StringConstraints(strip_whitespace=True, to_lower=True)])
+
+    assert name.pack(" Ada ", "$") == "ada"
+    assert name.unpack(" Ada ", "$") == "ada"
+
+
+def test_metadata_that_is_no_constraint_is_ignored() -> None:
+    assert converter_for(Annotated[int, "the number of seats"]).pack(7, "$") == 7
+
+
+def test_constraints_are_refused_if_pydantic_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+
+    with pytest.raises(UsageError, match=r"annotation is .*Gt.*: only pydantic enforces.*pip install pydantic"):
+        converter_for(Annotated[int, annotated_types.Gt(3)])
+
+
+def test_constraints_that_do_not_fit_the_type_are_refused() -> None:
+    class Unknown: ...
+
+    with pytest.raises(UsageError, match=r"annotation is .*: pydantic cannot enforce its constraints: "):
+        converter_for(Annotated[Unknown, pydantic.Field(gt=3)])

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORKERS: Final = 3
-ENQUEUERS: Final = 2
+BUNDLES: Final = (5, 1)
+"""How many jobs a message of each enqueuer may name. A worker runs four at once."""
 
 
 def test_faults_and_killed_processes_lose_and_double_no_job(
@@ -36,7 +37,7 @@ def torment(url: str, folder: Path, *, jobs: int, every: float, kills: int) -> d
     with Endpoint.start(seed=1, faults=faults) as endpoint, Fleet.at(url, folder) as fleet:
         _make_queues(endpoint)
         crew = [fleet.start(sqs=endpoint.url) for _ in range(WORKERS)]
-        crew += [fleet.start(sqs=endpoint.url, sends=True) for _ in range(ENQUEUERS)]
+        crew += [fleet.start(sqs=endpoint.url, sends=True, bundle=bundle) for bundle in BUNDLES]
         fleet.enqueue(jobs)
         killed = _kill_until_done(fleet, crew, endpoint.url, every, kills)
         fleet.wait_until_done()
@@ -63,7 +64,8 @@ def _kill_until_done(fleet: Fleet, crew: list[subprocess.Popen[bytes]], url: str
         if time.monotonic() >= next_at and killed < most:
             place = killed % len(crew)
             crew[place].kill()
-            crew[place] = fleet.start(sqs=url, sends=place >= WORKERS)
+            bundle = {"sends": True, "bundle": BUNDLES[place - WORKERS]} if place >= WORKERS else {}
+            crew[place] = fleet.start(sqs=url, **bundle)
             killed, next_at = killed + 1, time.monotonic() + every
         return killed > 0 and fleet.waiting() == 0
 

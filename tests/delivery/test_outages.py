@@ -26,6 +26,7 @@ from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.sqs import Endpoint, EndpointFaults
 from taskharbor.worker import Worker
+from tests.support.audit import audit
 from tests.support.postgres import emptied
 from tests.support.transport_subjects import REGION, raw_client
 from tests.support.waiting import wait_until
@@ -136,6 +137,7 @@ def scene_at(url: str) -> Iterator[Scene]:
         ExitStack() as stack,
     ):
         yield Scene(driver, endpoint, stack)
+        assert audit(driver) == []
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from taskharbor.core.errors import InvalidRequest
 from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.delivery.sqs.client import CallContext, translate_error
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
+from taskharbor.installation import install_command
 from taskharbor.testing.sqs import EndpointFaults
 from tests.support.transport_contract import messages
 from tests.support.transport_subjects import KEYS, REGION
@@ -181,7 +182,7 @@ SqsTransport().depth("mail")
 """
     ran = subprocess.run([sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True)
 
-    assert "boto3 is not installed; run: pip install 'taskharbor[sqs]'" in ran.stderr
+    assert f"boto3 is not installed; run: {install_command('sqs')}" in ran.stderr
 
 
 def test_a_forked_process_uses_no_connection_of_its_parent(endpoint: Endpoint, transport: SqsTransport) -> None:

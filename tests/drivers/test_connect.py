@@ -15,6 +15,7 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.migrate import migrate_up
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
+from taskharbor.installation import install_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,13 +124,18 @@ def test_an_unknown_pooler_mode_is_refused() -> None:
         connect("postgresql://db/app?pooler=session")
 
 
+def test_claims_are_asynchronous_only_if_the_url_says_so() -> None:
+    with pytest.raises(UsageError, match="claims=asynchronous claims jobs without waiting for the disk"):
+        connect("postgresql://db/app?claims=fast")
+
+
 def test_a_driver_that_is_not_installed_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.drivers.connect.find_spec", lambda _: None)
 
     with pytest.raises(UsageError) as caught:
         connect(f"postgresql://app:{CANARY}@db/app")
 
-    assert str(caught.value) == "the postgres driver is not installed; run: pip install 'taskharbor[postgres]'"
+    assert str(caught.value) == f"the postgres driver is not installed; run: {install_command('postgres')}"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +155,7 @@ def test_an_unknown_scheme_without_a_near_match_lists_the_stores() -> None:
 
     assert (
         str(caught.value)
-        == "there is no store 'redis'; this version opens postgresql://localhost/app, sqlite:///jobs.db and memory://"
+        == "there is no store 'redis'; this version opens postgresql://localhost/app and sqlite:///jobs.db"
     )
 
 
@@ -172,7 +178,7 @@ def test_an_invalid_url_is_shown_without_its_password(given_: str, shown: str) -
 
     assert (
         str(caught.value)
-        == f"{shown!r} is not the URL of a store; this version opens postgresql://localhost/app, sqlite:///jobs.db and memory://"
+        == f"{shown!r} is not the URL of a store; this version opens postgresql://localhost/app and sqlite:///jobs.db"
     )
 
 

@@ -137,7 +137,7 @@ def test_a_schema_two_versions_behind_is_refused(file: Path) -> None:
 
 
 def test_a_store_without_tables_is_not_compatible(file: Path) -> None:
-    with pytest.raises(SchemaOutOfDate, match="the store's schema is 0, this code needs 1"):
+    with pytest.raises(SchemaOutOfDate, match="the store has no TaskHarbor tables yet"):
         check_compatible(SqliteSchema(file), [ONE])
 
 

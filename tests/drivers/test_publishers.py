@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 import pytest
 
-from taskharbor.core.model import PUBLISHER_AWAY
-from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, Outcome
-from taskharbor.core.results import Death
+from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
@@ -20,9 +18,9 @@ from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.drivers.sqlite.schema import MIGRATIONS as SQLITE_MIGRATIONS
 from taskharbor.drivers.sqlite.schema import SqliteSchema
-from taskharbor.outbox import close_unpublished, purge
+from taskharbor.outbox import close_unpublished
 from taskharbor.testing.clock import ManualClock
-from taskharbor.testing.conformance.subject import LEASE, LOCK, TEN_YEARS, Subject
+from taskharbor.testing.conformance.subject import TEN_YEARS, Subject
 from tests.support.postgres import database, schema_at
 
 if TYPE_CHECKING:
@@ -51,29 +49,6 @@ def subject_on(driver: Driver, clock: ManualClock) -> Subject:
         raise NotImplementedError
 
     return Subject(driver=driver, clock=clock, spend=None, transaction=transaction)  # type: ignore[arg-type]
-
-
-def test_on_the_schema_before_settings_events_are_published_and_none_is_closed(bare: str) -> None:
-    migrate.migrate_up(schema_at(bare), MIGRATIONS[:1])
-    clock = ManualClock(NOON)
-    with closing(PostgresDriver(bare, clock=clock)) as driver:
-        driver.maintenance.roll_up(keep=TEN_YEARS)
-        subject = subject_on(driver, clock)
-        job_id = subject.bring(Status.DEAD)
-        subject.advance(PUBLISHER_AWAY)
-
-        assert close_unpublished(driver, older_than=timedelta(0), limit=10) == 0
-        assert driver.inspector.publisher_seen_at() is None
-        assert purge(driver, [job_id], older_than=timedelta(0)).count == 0
-        assert [row.event.job_id for row in driver.maintenance.claim_outbox(limit=10, lock=LOCK)] == [job_id]
-
-        exhausted = subject.insert(max_attempts=1)
-        subject.take()
-        subject.advance(LEASE)
-        [expired] = driver.maintenance.expire(limit=10)
-        assert expired.death == Death(
-            job_id=exhausted, type="greet", queue="default", life=1, attempt_count=1, reason=ATTEMPTS_EXHAUSTED
-        )
 
 
 @pytest.mark.parametrize("attempts", [0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,7 @@ from taskharbor.core.model import (
 )
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, Outcome
 from taskharbor.core.results import DeadLetterGroup, Death, FinishedCount, QueueStats
+from taskharbor.core.schedule_runs import ScheduleRun, SkipReason
 from taskharbor.core.states import SETTLE_EVENTS, Event, Status, status_after
 from taskharbor.drivers import records
 from taskharbor.drivers.postgres import rows as postgres_rows
@@ -159,9 +161,10 @@ ROWS: Final[dict[str, tuple[object, tuple[Any, ...], tuple[Any, ...]]]] = {
             options={"a": "1"},
             next_at=NOW,
             last_job_id=JOB,
+            declared_at=NOW,
         ),
-        ("n", "* * * * *", "UTC", "t", "q", b"p", '{"a": "1"}', NOW, None, None, JOB),
-        ("n", "* * * * *", "UTC", "t", "q", b"p", '{"a": "1"}', MICROS, None, None, JOB.bytes),
+        ("n", "* * * * *", "UTC", "t", "q", b"p", '{"a": "1"}', NOW, None, None, JOB, NOW),
+        ("n", "* * * * *", "UTC", "t", "q", b"p", '{"a": "1"}', MICROS, None, None, JOB.bytes, MICROS),
     ),
     "worker": (
         WorkerRecord(
@@ -174,14 +177,24 @@ ROWS: Final[dict[str, tuple[object, tuple[Any, ...], tuple[Any, ...]]]] = {
             started_at=NOW,
             seen_at=NOW,
             lost_slots=1,
+            schedules=("nightly",),
+            busy_slots=2,
+            version="4f2c",
+            library="0.1.0",
+            stopped_at=NOW,
         ),
-        ("w", "h", 1, ["a", "b"], [], 2, NOW, NOW, 1),
-        ("w", "h", 1, '["a", "b"]', "[]", 2, MICROS, MICROS, 1),
+        ("w", "h", 1, ["a", "b"], [], 2, NOW, NOW, 1, ["nightly"], 2, "4f2c", "0.1.0", NOW),
+        ("w", "h", 1, '["a", "b"]', "[]", 2, MICROS, MICROS, 1, '["nightly"]', 2, "4f2c", "0.1.0", MICROS),
     ),
     "api_key": (
-        ApiKey(id="k", name="n", digest=b"d", scopes=("read",), created_at=NOW, used_at=NOW),
-        ("k", "n", b"d", ["read"], NOW, None, None, NOW),
-        ("k", "n", b"d", '["read"]', MICROS, None, None, MICROS),
+        ApiKey(id="k", name="n", digest=b"d", scopes=("read",), created_at=NOW, used_at=NOW, parent="p"),
+        ("k", "n", b"d", ["read"], NOW, None, None, NOW, "p"),
+        ("k", "n", b"d", '["read"]', MICROS, None, None, MICROS, "p"),
+    ),
+    "schedule_run": (
+        ScheduleRun(schedule="s", fire_time=NOW, job_id=None, skipped=SkipReason.MISSED, at=NOW),
+        ("s", NOW, None, "missed", NOW),
+        ("s", MICROS, None, "missed", MICROS),
     ),
     "audit_entry": (
         AuditEntry(id=TOKEN, at=NOW, actor="a", action="b", target="c", detail={"d": "e"}),
@@ -230,10 +243,12 @@ def test_queue_statistics_count_every_status() -> None:
     none = dict.fromkeys(Status, 0)
     stats = QueueStats(name="q", counts=none | {Status.DEAD: 2}, oldest_due=NOW, paused_at=None, paused_by=None)
     empty = QueueStats(name="q", counts=none, oldest_due=None, paused_at=NOW, paused_by="me")
+    ends = replace(empty, paused_reason="why", paused_until=NOW)
 
-    assert records.queue_stats_from_values(("q", {"DEAD": 2}, NOW, None, None)) == stats
-    assert sqlite_rows.queue_stats(("q", '{"DEAD": 2}', MICROS, None, None)) == stats
-    assert records.queue_stats_from_values(("q", None, None, NOW, "me")) == empty
+    assert records.queue_stats_from_values(("q", {"DEAD": 2}, NOW, None, None, None, None)) == stats
+    assert sqlite_rows.queue_stats(("q", '{"DEAD": 2}', MICROS, None, None, None, None)) == stats
+    assert records.queue_stats_from_values(("q", None, None, NOW, "me", "", None)) == empty
+    assert sqlite_rows.queue_stats(("q", "{}", None, MICROS, "me", "why", MICROS)) == ends
 
 
 def test_the_parameters_of_an_outcome_name_its_failure() -> None:
@@ -247,6 +262,7 @@ def test_the_parameters_of_an_outcome_name_its_failure() -> None:
         "message": "boom",
         "traceback": "Traceback …",
         "fingerprint": "f1",
+        "traceparent": None,
     }
 
 

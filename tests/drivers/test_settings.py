@@ -20,12 +20,10 @@ from taskharbor.core.codec import codec_name
 from taskharbor.core.errors import CodecMismatch
 from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
-from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.drivers.postgres.server import ReplyLost
 from taskharbor.drivers.sqlite import SqliteDriver
-from tests.support.postgres import database, emptied, schema_at
+from tests.support.postgres import emptied
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -193,17 +191,6 @@ def test_a_lost_reply_is_resolved_and_asked_again(server: PostgresDriver, monkey
     monkeypatch.setattr(connections, "resolve", resolved.append)
 
     assert (server.remember("codec", "aes"), len(resolved)) == ("aes", 1)
-
-
-def test_a_schema_without_settings_lets_every_codec_write() -> None:
-    with database(migrated=False) as url:
-        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
-        with closing(PostgresDriver(url)) as driver:
-            Client(driver, codec=AES).enqueue(REQUEST)
-            Client(driver).enqueue(REQUEST)
-
-            assert (jobs(driver), driver.inspector.settings()) == (2, {})
-            assert not driver.control.change_setting("codec", "zip", instead_of="json")
 
 
 def test_the_python_of_the_page_on_codecs_runs_and_reads_both_formats() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from taskharbor import Client, Enqueued, JobRequest, MemoryDriver
 from taskharbor.core.errors import EnqueueRefused, IdempotencyConflict, InvalidRequest, StoreUnavailable
-from taskharbor.core.hooks import JobEnqueued
+from taskharbor.core.hooks import JobsEnqueued
 from taskharbor.core.results import JobFilter
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SqliteDriver
@@ -483,7 +483,7 @@ def test_hooks_run_in_the_thread_of_the_jobs_own_caller(driver: Gated, pool: Thr
     driver.may_go.set()
 
     ids = {each.result(LIMIT_SECONDS).id for each in (first, *behind)}
-    assert {event.job_id for event, _ in calls if isinstance(event, JobEnqueued)} == ids
+    assert {each.id for event, _ in calls if isinstance(event, JobsEnqueued) for each in event.results} == ids
     assert len({thread for _, thread in calls}) == 4
 
 
@@ -673,7 +673,8 @@ def test_a_hook_is_called_for_a_job_whose_coroutine_was_canceled(driver: Gated) 
     with closing(Client(driver, hooks=[events.append])) as watched:
         run(enqueue_and_cancel(watched))
 
-    assert {event.job_id for event in events if isinstance(event, JobEnqueued)} == {*driver.stored()}
+    stored = {job.id for event in events if isinstance(event, JobsEnqueued) for job in event.jobs}
+    assert stored == {*driver.stored()}
     assert len(events) == 2
 
 

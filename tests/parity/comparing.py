@@ -49,6 +49,8 @@ def rows_of(subject: Subject, job_ids: Sequence[JobId]) -> dict[str, Any]:
         "queues": {view.name: view for view in read.queues()},
         "finished": dict(enumerate(read.finished_counts(since=LONG_AGO))),
         "workers": dict(enumerate(read.workers())),
+        "past workers": dict(enumerate(read.past_workers())),
+        "refusals": dict(enumerate(read.refusals(job_ids))),
         "schedules": dict(read.schedules()),
         "names of schedules": list(read.schedules()),
         "dead groups": dict(enumerate(read.dead_letter_groups(limit=_MAX_ROWS))),

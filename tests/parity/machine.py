@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from taskharbor.core.messages import DeliveryNote, DeliveryRole
 from taskharbor.core.model import ApiKey, AuditEntry, Claim, Lease, NewJob, Schedule, WorkerRecord
 from taskharbor.core.results import (
     Death,
@@ -23,12 +24,13 @@ from taskharbor.core.results import (
     Extended,
     JobFilter,
     Published,
+    Refusal,
     Sent,
     Settlement,
     Unpublished,
     Unsent,
 )
-from taskharbor.core.states import FINAL, WAITING, Status
+from taskharbor.core.states import FINAL, WAITING, Event, Status
 from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, TICK
 from tests.parity import values as v
 from tests.parity.comparing import answer_of, differences, rows_of
@@ -188,6 +190,11 @@ class Parity(RuleBasedStateMachine):
         notes = [(held, progress) for held in self._held(picks, is_wrong=not is_right)]
         self._ask(lambda s: s.driver.save_progress(notes))
 
+    @rule(picks=v.some, is_right=v.mostly)
+    def cancel_requested(self, picks: list[int], is_right: bool) -> None:
+        held = self._held(picks, is_wrong=not is_right)
+        self._ask(lambda s: s.driver.cancel_requested(held))
+
     @rule(picks=v.some, outcomes=st.tuples(v.outcomes, v.outcomes, v.outcomes))
     def settle(self, picks: list[int], outcomes: tuple[Outcome, ...]) -> None:
         settlements = [Settlement(held, outcome) for held, outcome in zip(self._held(picks), outcomes, strict=False)]
@@ -249,7 +256,7 @@ class Parity(RuleBasedStateMachine):
     @rule(
         picks=v.some,
         fits=v.mostly,
-        budget=st.sampled_from([1, 2, 3, 0]),
+        budget=st.sampled_from([1, 2, 3, 0, None]),
         due=st.just({}) | v.dues,
         queue=st.none() | v.queues,
         payload=st.sampled_from([None, None, None, b"[2]", b""]),
@@ -288,6 +295,20 @@ class Parity(RuleBasedStateMachine):
     def find(self, wanted: dict[str, Any], limit: int, picks: list[int], is_first: bool) -> None:
         after = None if is_first else self._pick(picks)[0]
         self._ask(lambda s: s.driver.inspector.find(JobFilter(**wanted), limit=limit, after=after))
+        self._ask(lambda s: s.driver.inspector.count(JobFilter(**wanted), after=after))
+
+    @rule(queue=v.queues, limit=v.limits)
+    def next_up(self, queue: str, limit: int) -> None:
+        self._ask(lambda s: s.driver.inspector.next_up(queue, limit=limit))
+
+    @rule(picks=v.some, event=st.sampled_from([Event.ACK, Event.EXTEND]))
+    def record_refusals(self, picks: list[int], event: Event) -> None:
+        refused = [Refusal(job_id=each.job_id, token=each.token, event=event) for each in v.of(self._leases, picks)]
+        self._ask(lambda s: s.driver.maintenance.record_refusals(refused))
+
+    @rule(worker=v.workers, limit=v.limits)
+    def lost_attempts(self, worker: str, limit: int) -> None:
+        self._ask(lambda s: s.driver.inspector.lost_attempts(worker, limit=limit))
 
     @rule(queue=v.queues)
     def next_due_in(self, queue: str) -> None:
@@ -409,8 +430,22 @@ class Parity(RuleBasedStateMachine):
         self._ask(lambda s: s.driver.maintenance.close_outbox("no publisher", **call))
         self._ask(lambda s: s.driver.inspector.kept_by_events(older_than=older_than, limit=limit))
 
-    @rule(name=v.workers, queues=st.lists(v.queues, unique=True), concurrency=v.limits, unseen_for=v.delays)
-    def record_worker(self, name: str, queues: list[str], concurrency: int, unseen_for: timedelta) -> None:
+    @rule(queues=st.lists(v.queues, min_size=1, unique=True), role=st.sampled_from(DeliveryRole), problem=st.text())
+    def record_delivery(self, queues: list[str], role: DeliveryRole, problem: str) -> None:
+        notes = [DeliveryNote(queue=queue, role=role, problem=problem) for queue in queues]
+        self._ask(lambda s: s.driver.maintenance.record_delivery(notes))
+        self._ask(lambda s: sorted(s.driver.inspector.delivery(queues[0]), key=lambda note: note.role))
+
+    @rule(
+        name=v.workers,
+        queues=st.lists(v.queues, unique=True),
+        concurrency=v.limits,
+        unseen_for=v.delays,
+        declares=st.permutations(["nightly", "hourly", "never"]),
+    )
+    def record_worker(
+        self, name: str, queues: list[str], concurrency: int, unseen_for: timedelta, declares: list[str]
+    ) -> None:
         record = WorkerRecord(
             id=name,
             host="here",
@@ -420,20 +455,44 @@ class Parity(RuleBasedStateMachine):
             concurrency=concurrency,
             lost_slots=concurrency // 2,
             started_at=v.START,
+            schedules=tuple(declares[:concurrency]),
+            busy_slots=concurrency // 3,
+            version=None if concurrency == 1 else "4f2c",
+            library="1.0",
         )
-        self._ask(lambda s: s.driver.maintenance.prune_workers(unseen_for=unseen_for))
+        self._ask(lambda s: s.driver.maintenance.prune_workers(unseen_for=unseen_for, keep=3 * unseen_for))
         self._ask(lambda s: s.driver.maintenance.record_worker(record))
 
-    @rule(names=st.permutations(["nightly", "hourly"]), put=v.schedules, off=st.none() | v.offsets, limit=v.limits)
-    def put_schedules(self, names: list[str], put: dict[str, Any], off: timedelta | None, limit: int) -> None:
-        next_at = None if off is None else self._now + off
-        schedules = [Schedule(name=name, next_at=next_at, **put) for name in names[:limit]]
+    @rule(name=v.workers)
+    def remove_worker(self, name: str) -> None:
+        self._ask(lambda s: s.driver.maintenance.remove_worker(name))
+
+    @rule(
+        names=st.permutations(["nightly", "hourly"]),
+        put=v.schedules,
+        off=st.none() | v.offsets,
+        limit=v.limits,
+        is_declared=v.flags,
+    )
+    def put_schedules(
+        self, names: list[str], put: dict[str, Any], off: timedelta | None, limit: int, is_declared: bool
+    ) -> None:
+        next_at, declared_at = None if off is None else self._now + off, self._now if is_declared else None
+        schedules = [Schedule(name=name, next_at=next_at, declared_at=declared_at, **put) for name in names[:limit]]
         self._ask(lambda s: s.driver.control.put_schedules(schedules))
 
-    @rule(limit=v.limits, next_in=st.none() | v.delays, is_stale=v.flags, batch=st.just([]) | v.batches)
-    def fire_schedules(self, limit: int, next_in: timedelta | None, is_stale: bool, batch: list[Any]) -> None:
+    @rule(
+        limit=v.limits,
+        alive=v.delays,
+        next_in=st.none() | v.delays,
+        is_stale=v.flags,
+        batch=st.just([]) | v.batches,
+    )
+    def fire_schedules(
+        self, limit: int, alive: timedelta, next_in: timedelta | None, is_stale: bool, batch: list[Any]
+    ) -> None:
         next_at = None if next_in is None else self._now + next_in
-        for due in self._ask(lambda s: s.driver.maintenance.due_schedules(limit=limit)):
+        for due in self._ask(lambda s: s.driver.maintenance.due_schedules(limit=limit, alive_within=alive)):
             self._fire(due.name, due.next_at - TICK if is_stale else due.next_at, next_at, self._create_jobs(batch))
 
     def _fire(self, name: str, fired: datetime, next_at: datetime | None, jobs: list[NewJob]) -> None:
@@ -442,6 +501,11 @@ class Parity(RuleBasedStateMachine):
     @rule(names=st.permutations(["nightly", "hourly", "never"]), verb=st.sampled_from(["pause", "resume", "delete"]))
     def steer_schedules(self, names: list[str], verb: str) -> None:
         self._ask(lambda s: getattr(s.driver.control, f"{verb}_schedules")(names[:2]))
+
+    @rule(undeclared_for=v.delays, alive=v.delays)
+    def prune_schedules(self, undeclared_for: timedelta, alive: timedelta) -> None:
+        call = {"undeclared_for": undeclared_for, "alive_within": alive}
+        self._ask(lambda s: s.driver.maintenance.prune_schedules(**call))
 
 
 def bury_in_batches(subject: Subject, *, limit: int) -> list[Death]:

@@ -9,7 +9,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from taskharbor.core.failure import Failure
-from taskharbor.core.ids import JobId, Token
+from taskharbor.core.ids import JobId, Token, first_id_at
 from taskharbor.core.model import Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
@@ -54,7 +54,7 @@ new_jobs = st.fixed_dictionaries(
         "timeout": st.sampled_from([None, LEASE]),
         "idempotency_key": st.sampled_from([None, None, None, "a", "b", "c"]),
         "digest": st.sampled_from([b"one", b"one", b"two"]),
-        "metadata": st.sampled_from([{}, {"tenant": "7", "ä": "…"}]),
+        "metadata": st.sampled_from([{}, {"tenant": "7", "ä": "…"}, {"schedule": "nightly"}]),
     }
 )
 dues = st.one_of(
@@ -84,6 +84,9 @@ filters = st.fixed_dictionaries(
         "until": st.sampled_from([None, START + SECOND, START]),
         "tag": st.sampled_from([None, None, None, ("tenant", "7"), ("ä", "…"), ("tenant", "8")]),
         "fingerprint": st.sampled_from([None, None, None, None, BOOM.fingerprint, ""]),
+        "worker": st.sampled_from([None, None, None, "w1"]),
+        "schedule": st.sampled_from([None, None, None, "nightly"]),
+        "id_prefix": st.sampled_from([None, None, None, str(first_id_at(START))[:4]]),
     }
 )
 api_keys = st.fixed_dictionaries(
@@ -122,16 +125,16 @@ class Names:
         self._made = 0
 
     def job_id(self) -> JobId:
-        return JobId(self._next(version=7))
+        return JobId(self._next(first_id_at(START).int))  # the jobs are created around that time
 
     def token(self) -> Token:
-        return Token(self._next(version=4))
+        return Token(self._next(0x19_0000_0000 << 80 | 0x4 << 76 | 0b10 << 62))
 
-    def _next(self, *, version: int) -> UUID:
+    def _next(self, first: int) -> UUID:
         self._made += 1
         tail = self._made * 0x9E3779B97F4A7C15F39C % (1 << 74)
         high, low = tail >> 62, tail & ((1 << 62) - 1)
-        return UUID(int=0x19_0000_0000 << 80 | version << 76 | high << 64 | 0b10 << 62 | low)
+        return UUID(int=first | high << 64 | low)
 
 
 def of(pool: list[Any], picks: list[int]) -> list[Any]:

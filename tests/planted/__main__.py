@@ -1,46 +1,79 @@
 """Plant each bug in turn, and print which tests caught it.
 
-python -m tests.planted [kit|worker|api|core|postgres|stores]     by default: all groups
+python -m tests.planted [kit|whole-kit|worker|api|core|postgres|stores|simulation]     by default: all groups
 
-Every bug must be caught. Every case of the conformance kit must also catch a bug that at
-most a few other cases catch: a case that fails only when most cases fail proves nothing.
+Every bug must be caught, and every case of the conformance kit must catch a bug. With whole-kit, all
+cases are run on each bug, and a case must catch one that at most a few other cases catch: a case
+that fails only when most cases fail proves nothing.
 """
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Final, cast
 
 from tests.planted.bugs import KIT, Bug, all_bugs
-from tests.planted.planter import Report, plant
+from tests.planted.live import can_plant_live
+from tests.planted.planter import Report, import_tests, kit_cases, plant
 from tests.planted.servers import shared_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from multiprocessing.process import BaseProcess
 
 DEADLINE_SECONDS: Final = 240.0
+EXIT_SECONDS: Final = 5.0
 MAX_FAILED_CASES: Final = 25
-MEMORY: Final = "taskharbor.drivers.memory."
+WHOLE_KIT: Final = "whole-kit"
+FORK: Final = multiprocessing.get_context("fork")
 
 Table = dict[Bug, Report]
 
 
 FOLDERS: Final = {
     "kit": ("conformance/",),
-    "worker": ("worker/", "simulation/", "janitor", "runtime"),
-    "api": ("api/", "cli/", "watcher"),
-    "core": ("core/", "schedules/", "client", "crypto", "enqueuer"),
+    "worker": ("worker/", "handler_threads", "health/", "isolation/", "janitor", "runtime"),
+    "api": ("api/", "audit_log", "cli/", "dashboard/", "diagnosis", "operations", "store_metrics", "watcher"),
+    "core": (
+        "core/",
+        "schedules/",
+        "observability/",
+        "testing/",
+        "client",
+        "crypto",
+        "enqueuer",
+        "task",
+        "installation",
+        "unjoined",
+    ),
     "postgres": ("drivers/postgres/",),
-    "stores": ("drivers/records", "drivers/sqlite/", "drivers/transactions/", "group_commit/"),
+    "stores": (
+        "doctor/",
+        "drivers/audit",
+        "drivers/backlogs",
+        "drivers/records",
+        "drivers/sqlite/",
+        "drivers/transactions/",
+        "group_commit/",
+        "integrations/",
+    ),
+    "simulation": ("simulation/",),
 }
 
 
 def main(parts: Sequence[str]) -> int:
-    folders = tuple(folder for part in parts or FOLDERS for folder in FOLDERS[part])
-    table = plant_all([bug for bug in all_bugs() if bug.tests.startswith(folders)])
+    if parts == [WHOLE_KIT]:
+        bugs = [replace(bug, by=()) for bug in all_bugs() if bug.tests in KIT]
+    else:
+        folders = tuple(folder for part in parts or FOLDERS for folder in FOLDERS[part])
+        bugs = [bug for bug in all_bugs() if bug.tests.startswith(folders)]
+    table = plant_all(bugs)
     show(table)
     survivors = [bug.name for bug, report in table.items() if not report.failed]
     idle = idle_cases(table)
@@ -53,31 +86,88 @@ def main(parts: Sequence[str]) -> int:
 
 
 def plant_all(bugs: Iterable[Bug]) -> Table:
-    """Plant each bug in its own process, forked before the bug's module is imported."""
-    early, late = list[Bug](), list[Bug]()
-    for bug in bugs:
-        (late if bug.module.startswith(MEMORY) and bug.tests in KIT else early).append(bug)
+    """Plant each bug in its own process.
+
+    Most are planted in modules that were imported once for all. The others are planted while their module
+    is imported, in processes that are forked before that.
+    """
+    bugs = list(bugs)
+    with FORK.Pool(1) as pool:  # in a process of its own, because it imports the modules
+        is_live = dict(zip(bugs, pool.map(can_plant_live, bugs), strict=True))
+    live, others = ([bug for bug in bugs if is_live[bug] is wanted] for wanted in (True, False))
     with shared_server():
-        table = plant_each(early) if early else {}
-        if late:
-            importlib.import_module("taskharbor.testing.conformance")  # once, not in hundreds of processes
-            table |= plant_each(late)
-    return table
+        table = plant_each(others) if others else {}
+        import_tests(live)
+        return table | plant_each(live)
 
 
 def plant_each(bugs: Iterable[Bug]) -> Table:
-    fork = multiprocessing.get_context("fork")
-    # Several per core: a pool needs time to replace a finished process, and many tests wait.
-    with fork.Pool(5 * (os.cpu_count() or 1), maxtasksperchild=1) as pool:
-        pending = [(bug, pool.apply_async(plant, (bug,))) for bug in bugs]
-        table = {}
-        for bug, result in pending:
-            try:
-                table[bug] = result.get(DEADLINE_SECONDS)
-            except multiprocessing.TimeoutError:
-                table[bug] = Report()  # a run that timed out has caught nothing
-                print(f"NOT FINISHED within {DEADLINE_SECONDS:.0f} s: {bug.name}")
-        return table
+    """Plant each bug in a process of its own. One that dies without a report is tried once more.
+
+    They are forked in the only thread of this process: a fork beside other threads may inherit a lock for good.
+    """
+    waiting, running = deque((bug, 2) for bug in bugs), dict[Connection, Planting]()
+    ended: list[BaseProcess] = []
+    table: Table = {}
+    while waiting or running:
+        # Many per core: a test that catches a bug often waits for what the bug prevents.
+        while waiting and len(running) < 8 * (os.cpu_count() or 1):
+            planting = Planting.start(*waiting.popleft())
+            running[planting.reader] = planting
+        for reader in wait(list(running), timeout=1.0):
+            planting = running.pop(cast("Connection", reader))
+            report = planting.report()
+            ended.append(planting.process)
+            if report is None and planting.tries > 1:
+                waiting.append((planting.bug, planting.tries - 1))
+                continue
+            if report is None:
+                print(f"DIED without a report: {planting.bug.name}")
+            table[planting.bug] = report or Report()  # such a run has caught nothing
+        for planting in [each for each in running.values() if time.monotonic() > each.ends_at]:
+            print(f"NOT FINISHED within {DEADLINE_SECONDS:.0f} s: {planting.bug.name}")
+            del running[planting.reader]
+            ended.append(planting.process)
+            table[planting.bug] = Report()
+            planting.process.kill()
+    for process in ended:
+        process.join(EXIT_SECONDS)
+        process.kill()  # a test left a thread that does not end
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Planting:
+    """A process that runs tests with one bug, and may be started *tries* times."""
+
+    bug: Bug
+    tries: int
+    process: BaseProcess
+    reader: Connection
+    ends_at: float
+
+    @classmethod
+    def start(cls, bug: Bug, tries: int) -> Planting:
+        reader, writer = FORK.Pipe(duplex=False)
+        process = FORK.Process(target=_send_report, args=(bug, writer))
+        process.start()
+        writer.close()  # so that the reader sees the end of the process
+        return cls(bug, tries, process, reader, time.monotonic() + DEADLINE_SECONDS)
+
+    def report(self) -> Report | None:
+        """Return what the process has sent; None if it has died."""
+        try:
+            received = self.reader.recv()
+        except EOFError:
+            return None
+        finally:
+            self.reader.close()
+        return cast("Report", received)
+
+
+def _send_report(bug: Bug, writer: Connection) -> None:
+    writer.send(plant(bug))
+    writer.close()
 
 
 def show(table: Table) -> None:
@@ -89,13 +179,12 @@ def show(table: Table) -> None:
 
 def idle_cases(table: Table) -> dict[str, int]:
     """Return the kit's cases that fail for no bug, or only together with many cases, and the smallest such number."""
-    of_the_kit = [report for bug, report in table.items() if bug.tests in KIT]
     narrowest: dict[str, int] = {}
-    for report in of_the_kit:
+    for report in (report for bug, report in table.items() if bug.tests in KIT):
         for case in report.failed:
             narrowest[case] = min(len(report.failed), narrowest.get(case, len(report.failed)))
-    ran = {case for report in of_the_kit for case in report.ran}
-    return {case: narrowest.get(case, 0) for case in sorted(ran) if not 0 < narrowest.get(case, 0) <= MAX_FAILED_CASES}
+    cases = [name for name, _, _ in kit_cases(*{bug.tests for bug in table if bug.tests in KIT})]
+    return {case: narrowest.get(case, 0) for case in cases if not 0 < narrowest.get(case, 0) <= MAX_FAILED_CASES}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ its module of the same name, and those in ``simulation/`` by a simulation in tha
     -new.scheduled_for or now + new.delay
     +new.scheduled_for or now
 
-A line ``> test_name`` before the edits names the one test that must catch it, if the whole file takes long.
+Lines ``> test_name`` before the edits name the tests that must catch it, if the whole file takes long.
 A line ``@ Class.method`` names the definition that is edited, in any module. The text of the ``-`` lines must
 occur exactly once in it, and is replaced by the ``+`` lines. A bug may have several such edits.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,8 +50,8 @@ class Bug:
     module: str
     tests: str
     edits: tuple[Edit, ...]
-    by: str | None = None
-    """The name or node id of the test that must catch it. If None, any test of its file."""
+    by: tuple[str, ...] = ()
+    """The names or node ids of the tests that are run to catch it. If there are none, all tests of its file."""
 
     def planted_in(self, source: str) -> str:
         # From the end, so that the positions of earlier edits stay valid.
@@ -69,8 +70,8 @@ def all_bugs() -> list[Bug]:
 def read(file: Path, tests: str) -> Iterator[Bug]:
     for block in re.split(r"\n(?=# )", file.read_text()):
         name, *lines = block.strip("\n").split("\n")
-        by = lines.pop(0).removeprefix("> ") if lines[0].startswith("> ") else None
-        edits = tuple(_edits(lines))
+        by = tuple(line.removeprefix("> ") for line in takewhile(lambda line: line.startswith("> "), lines))
+        edits = tuple(_edits(lines[len(by) :]))
         modules = {edit.found().module for edit in edits}
         if len(modules) != 1:
             raise LookupError(f"{name!r} edits {modules or 'nothing'}")

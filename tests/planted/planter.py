@@ -19,26 +19,38 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import click  # noqa: F401
 import fastapi  # noqa: F401
 import httpx  # noqa: F401
-import hypothesis.strategies  # noqa: F401
+import hypothesis.strategies
 import psycopg  # noqa: F401
 import pytest
 import uvicorn.protocols.http.h11_impl  # noqa: F401
 
 from tests.planted.bugs import KIT, Bug
+from tests.planted.live import plant_live
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from types import CodeType, ModuleType
 
-SEEDS: Final = {"simulation/polling": 800, "simulation/sqs": 400}
+SEEDS: Final = {"simulation/polling": 1_300, "simulation/sqs": 400}
 """The number of seeds to try before a bug counts as not caught, by mode."""
 CHOSEN: Final = {"worker/deaths": "not sqlite and not postgres", "cli/dead": "not postgres"}
 """Files of which some tests are enough, and the pytest expression that selects them."""
 QUIET: Final = (
     "-q", "-x", "--tb=no", "-o", "filterwarnings=",
-    *(f"-pno:{plugin}" for plugin in ("anyio", "cacheprovider", "randomly", "schemathesis")),
+    *(f"-pno:{plugin}" for plugin in ("anyio", "cacheprovider", "randomly", "schemathesis", "unraisableexception")),
     "--assert=plain",  # pytest rewrites packages with plugins, also TaskHarbor, and would load them without the bug
 )  # fmt: skip
+
+# The same examples each time, so that no bug is caught by luck. The first failing one is enough: searching for the
+# simplest one takes most of the time.
+hypothesis.settings.register_profile(
+    "planted",
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    derandomize=True,
+    report_multiple_bugs=False,
+    database=None,
+)
+hypothesis.settings.load_profile("planted")
 
 
 class Plantable(Protocol):
@@ -80,9 +92,8 @@ class BuggyLoader(SourceFileLoader):
 
 @dataclass(slots=True, eq=False)
 class Report:
-    """The cases that ran and failed. It is a pytest plugin, and runs the kit's cases itself."""
+    """The cases that failed. It is a pytest plugin, and runs the kit's cases itself."""
 
-    ran: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -94,7 +105,6 @@ class Report:
             self.failed.append(report.nodeid)
 
     def run(self, name: str, case: Callable[..., None], arguments: dict[str, Any]) -> None:
-        self.ran.append(name)
         try:
             case(**arguments)
         except (Exception, pytest.fail.Exception):  # noqa: BLE001  a bug may raise anything
@@ -102,19 +112,20 @@ class Report:
 
 
 def plant(bug: Bug) -> Report:
-    """Run the tests that must catch *bug*. Its module must not be imported yet in this process."""
-    assert bug.module not in sys.modules
+    """Run the tests that must catch *bug*. If its module is imported, `can_plant_live` must have allowed that."""
     gc.disable()  # the process is short
-    sys.meta_path.insert(0, Planter(bug))
+    if bug.module in sys.modules:
+        plant_live(bug)
+    else:
+        sys.meta_path.insert(0, Planter(bug))
     report = Report()
     if bug.tests in KIT:
-        run_kit(report, bug.tests)
+        run_kit(report, bug)
     elif bug.tests in SEEDS:
         run_seeds(report, bug.tests)
     else:
-        file = suite(bug)
         chosen = ["-k", CHOSEN[bug.tests]] if bug.tests in CHOSEN else []
-        selected = [file, *chosen] if bug.by is None else [bug.by if "::" in bug.by else f"{file}::{bug.by}"]
+        selected = node_ids(bug) or [suite(bug), *chosen]
         with redirect_stdout(io.StringIO()):
             pytest.main([*QUIET, *selected], plugins=[report])
     return report
@@ -126,15 +137,38 @@ def suite(bug: Bug) -> str:
     return str(Path("tests", folder, f"test_{name}.py"))
 
 
-def run_kit(report: Report, part: str) -> None:
+def node_ids(bug: Bug) -> list[str]:
+    """Return the tests that are named for *bug*."""
+    return [by if "::" in by else f"{suite(bug)}::{by}" for by in bug.by]
+
+
+def import_tests(bugs: Collection[Bug]) -> None:
+    """Import the tests of these bugs, and so the modules that they test."""
+    if any(bug.tests in KIT for bug in bugs):
+        importlib.import_module("tests.conformance.test_drivers")
+    if any(bug.tests in SEEDS for bug in bugs):
+        importlib.import_module("taskharbor.testing.simulation")
+    others = [bug for bug in bugs if bug.tests not in KIT and bug.tests not in SEEDS]
+    for file in sorted({each.partition("::")[0] for bug in others for each in [suite(bug), *node_ids(bug)]}):
+        importlib.import_module(file.removesuffix(".py").replace("/", "."))
+
+
+def run_kit(report: Report, bug: Bug) -> None:
     """Call the kit's cases directly: with pytest, each of hundreds of runs would take three times as long."""
     drivers = importlib.import_module("tests.conformance.test_drivers")
-    for name, case in vars(drivers).items():
-        home = case.__module__.rpartition(".")[2] if name.startswith("test_") else None
-        module = f"conformance/{home}"
-        if module == part or (home is not None and module not in KIT and part == "conformance/kit"):
-            for variant, arguments in variants(case):
-                report.run(name + variant, case, {"subject": drivers.memory(), **arguments})
+    for name, case, arguments in kit_cases(bug.tests):
+        if not bug.by or name in bug.by:
+            report.run(name, case, {"subject": drivers.memory(), **arguments})
+
+
+def kit_cases(*parts: str) -> Iterator[tuple[str, Callable[..., None], dict[str, Any]]]:
+    """Yield each case of those parts of the kit, with its id and parameters."""
+    kit = importlib.import_module("taskharbor.testing.conformance")
+    for name, case in vars(kit).items():
+        if name.startswith("test_"):
+            home = f"conformance/{case.__module__.rpartition('.')[2]}"
+            if (home if home in KIT else "conformance/kit") in parts:
+                yield from ((name + variant, case, arguments) for variant, arguments in variants(case))
 
 
 def run_seeds(report: Report, kind: str) -> None:

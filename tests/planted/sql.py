@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.planted.planter import QUIET, Planter, Report, variants
+from tests.planted.bugs import KIT
+from tests.planted.planter import QUIET, Planter, Report, kit_cases
 from tests.planted.servers import SHARED, shared_server
 from tests.planted.sql_edits import DRIVERS, STORES, SqlEdit, all_edits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import ModuleType
+    from collections.abc import Iterator, Mapping, Sequence
 
 LIST: Final = Path(__file__).with_name("sql.toml")
 DEADLINE_SECONDS: Final = 120.0
@@ -69,24 +69,19 @@ def edit_migration(edit: SqlEdit) -> None:
 def run_kit(report: Report, store: str, names: Sequence[str]) -> None:
     """Run cases of the kit until one fails."""
     drivers = importlib.import_module("tests.conformance.test_drivers")
-    for name, case in kit_cases(drivers):
-        for variant, arguments in variants(case):
-            if names and not {name, name + variant} & {*names}:
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                opened = open_subject(drivers, store, Path(folder))
-                with closing(opened.driver):
-                    report.run(name + variant, case, {"subject": opened, **arguments})
-            if report.failed:
-                return
+    for name, case, arguments in kit_cases(*KIT):
+        if names and not {name, name.partition("[")[0]} & {*names}:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            opened = open_subject(drivers, store, Path(folder))
+            with closing(opened.driver):
+                report.run(name, case, {"subject": opened, **arguments})
+        if report.failed:
+            return
 
 
 def open_subject(drivers: Any, store: str, folder: Path) -> Any:
     return drivers.sqlite(folder) if store == "sqlite" else drivers.postgres()
-
-
-def kit_cases(drivers: ModuleType) -> Iterator[tuple[str, Callable[..., None]]]:
-    yield from ((name, case) for name, case in vars(drivers).items() if name.startswith("test_"))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -37,7 +38,33 @@ def named_tests(page: str) -> dict[str, list[str]]:
     return {row: re.findall(r"`(test_\w+)`", row) for row in re.findall(r"^\|(.+)\|$", rows, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("page", ["dead-letters.md", "delivery.md", "guarantees.md", "internals/requirements.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "audit.md",
+        "cli.md",
+        "cpu-work.md",
+        "crashes.md",
+        "dead-letters.md",
+        "delivery.md",
+        "django.md",
+        "doctor.md",
+        "fastapi.md",
+        "flask.md",
+        "guarantees.md",
+        "hooks.md",
+        "internals/requirements.md",
+        "logging.md",
+        "metrics.md",
+        "probes.md",
+        "operations.md",
+        "tasks.md",
+        "testing.md",
+        "tracing.md",
+        "versions.md",
+        "workers.md",
+    ],
+)
 def test_every_test_named_in_a_table_exists(page: str) -> None:
     assert {name for names in named_tests(page).values() for name in names} <= known_tests()
 
@@ -98,7 +125,9 @@ def test_the_picture_is_what_its_tool_draws(path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_python_file_that_a_page_names_exists(page: Path) -> None:
-    named = set(re.findall(r"(?<![\w./-])\w[\w.-]*/(?:[\w.-]+/)*\w+\.py\b", page.read_text("utf-8")))
+    text = page.read_text("utf-8")
+    named = set(re.findall(r"(?<![\w./-])\w[\w.-]*/(?:[\w.-]+/)*\w+\.py\b", text))
+    named -= set(re.findall(r"^```python\n# ([\w/]+\.py)", text, re.MULTILINE))  # those that the reader creates
 
     assert [path for path in sorted(named) if not is_in_the_repository(path)] == []
 
@@ -148,15 +177,51 @@ def test_every_python_block_of_the_readme_prints_its_output(
     sys.modules.pop("greetings")
 
 
-@pytest.mark.parametrize("page", ["client.md", "dead-letters.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "client.md",
+        "cpu-work.md",
+        "dead-letters.md",
+        "guides/from-celery.md",
+        "guides/from-procrastinate.md",
+        "guides/from-rq.md",
+        "hooks.md",
+        "logging.md",
+        "metrics.md",
+        "tasks.md",
+        "testing.md",
+        "tracing.md",
+        "workers.md",
+    ],
+)
 def test_every_python_block_of_a_page_prints_the_text_below_it(page: str) -> None:
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for language, block in re.findall(r"```(python|text)\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
         if language == "python":
             printed = printed_by(block, names)
-        else:
+        elif not block.startswith("examples/"):
             assert printed == block
+
+
+def test_the_files_of_several_modules_are_those_of_the_example() -> None:
+    shown = re.findall(r"```py\n# (examples/\S+)\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
+
+    assert len(shown) == 2
+    assert {path: (ROOT / path).read_text() for path, _ in shown} == dict(shown)
+
+
+def test_the_example_with_several_modules_runs(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples" / "shop", tmp_path, dirs_exist_ok=True)
+    enqueue = "from shop.images import thumbnail; print(thumbnail.enqueue('a.png', 80).result(30))"
+
+    with worker_of("$ taskharbor worker", tmp_path):
+        done = subprocess.run(
+            [sys.executable, "-c", enqueue], cwd=tmp_path, check=True, timeout=60, capture_output=True, text=True
+        )
+
+    assert done.stdout == "a-80.png\n"
 
 
 def place_of_the_worker(blocks: list[tuple[str, str]]) -> int:

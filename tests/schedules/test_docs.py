@@ -13,7 +13,7 @@ def test_every_example_of_the_schedules_page_prints_its_output() -> None:
     names: dict[str, Any] = {"__name__": "examples"}
     printed = ""
     compared = 0
-    for language, block in re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL):
+    for language, block in re.findall(r"```(python|text)\n(.*?)```", PAGE.read_text(), re.DOTALL):
         if language == "text":
             assert printed == block
             compared += 1

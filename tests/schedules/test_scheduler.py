@@ -16,7 +16,6 @@ from taskharbor.core.errors import (
     ScheduleNotFound,
     StoreUnavailable,
 )
-from taskharbor.core.retry import RetryPolicy
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.janitor import Janitor
 from taskharbor.runtime import ThreadRuntime
@@ -56,8 +55,8 @@ def test_a_job_has_the_fields_of_its_schedule(rig: ScheduleRig) -> None:
     assert job.metadata == {"schedule": "hourly", "fire_time": "2030-01-01T01:00:00+00:00"}
 
 
-def test_max_attempts_comes_from_the_policy_unless_the_schedule_sets_it(rig: ScheduleRig) -> None:
-    Scheduler(rig.driver, policy=RetryPolicy(max_attempts=4)).put([hourly()])
+def test_max_attempts_comes_from_the_scheduler_unless_the_schedule_sets_it(rig: ScheduleRig) -> None:
+    Scheduler(rig.driver, max_attempts=4).put([hourly()])
 
     rig.pass_by(HOUR)
 
@@ -284,3 +283,45 @@ def test_a_scheduler_with_another_codec_than_the_stores_writes_nothing(
 
     assert (made(rig.driver), [*rig.driver.inspector.schedules()]) == ([], ["hourly"])
     assert "schedule hourly not fired by this process: the payloads in this store" in caplog.text
+
+
+def test_each_fire_time_is_a_run_with_its_job(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly()])
+    for _ in range(2):
+        rig.pass_by(HOUR)
+        rig.scheduler.tick()
+
+    runs = rig.driver.inspector.schedule_runs(["hourly"], limit=10)
+
+    jobs = made(rig.driver)
+    assert [(run.fire_time, run.job_id) for run in runs] == [
+        (job.scheduled_for, job.id) for job in sorted(jobs, key=lambda job: job.scheduled_for, reverse=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "skipped"),
+    [({"missed": "skip"}, "missed"), ({"missed": "once"}, "missed"), ({"overlap": "skip"}, "overlap")],
+)
+def test_a_fire_time_without_a_job_is_a_run_with_the_reason(
+    rig: ScheduleRig, options: dict[str, Any], skipped: str
+) -> None:
+    rig.scheduler.put([hourly(**options)])
+    if "overlap" in options:
+        rig.pass_by(HOUR)
+    rig.clock.advance((1 if "overlap" in options else 3) * HOUR)
+    rig.scheduler.tick()
+
+    runs = rig.driver.inspector.schedule_runs(["hourly"], limit=10)
+
+    assert [run.skipped for run in runs if run.job_id is None] == [skipped]
+
+
+def test_a_run_that_was_asked_for_has_no_fire_time(rig: ScheduleRig) -> None:
+    rig.scheduler.put([hourly()])
+    enqueued = rig.scheduler.run_now("hourly", idempotency_key="once")
+    rig.scheduler.run_now("hourly", idempotency_key="once")
+
+    [run] = rig.driver.inspector.schedule_runs(["hourly"], limit=10)
+
+    assert (run.job_id, run.fire_time, run.skipped) == (enqueued.id, None, None)

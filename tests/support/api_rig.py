@@ -16,6 +16,7 @@ from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settlement
+from taskharbor.core.retention import KEEP, check_retention
 from taskharbor.watcher import JobWatcher
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.model import AuditEntry, Claim
     from taskharbor.drivers.base import Driver
+    from taskharbor.tasks import Task
 
 LEASE: Final = timedelta(seconds=30)
 BOOM: Final = Failure(type="ValueError", message="boom", traceback="Traceback …", fingerprint="f00d")
@@ -30,13 +32,17 @@ MISSING_ID: Final = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
 class FakeBackend:
-    """The store, client and watcher that the API needs from a harbor."""
+    """The store, client and watcher that the API needs from a harbor, without tasks."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
+        self.tasks: dict[str, Task[..., Any, Any]] = {}
         self.codec = JsonCodec()
         self.client = Client(driver, codec=self.codec)
         self.watcher = JobWatcher(driver.inspector)
+        self.source: Driver | None = driver
+        self.retention = check_retention(KEEP, None)
+        self.version: str | None = "4f2c"
 
     def close(self) -> None:
         self.watcher.close()

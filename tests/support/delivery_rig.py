@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.client import Client
-from taskharbor.core.messages import Message, encode_message
+from taskharbor.core.messages import NamedJob, encode_message
 from taskharbor.core.request import JobRequest
 from taskharbor.delivery.transport import OutgoingMessage
 from taskharbor.drivers.memory import MemoryDriver
@@ -66,7 +66,8 @@ class DeliveryRig:
 
     def send_message(self, job_id: JobId, *, seq: int | None = None, queue: str = "default") -> None:
         """Send a message for a job without dispatching the job."""
-        self.send_text(encode_message(Message(job_id, self.job(job_id).sends if seq is None else seq)), queue=queue)
+        named = NamedJob(job_id, self.job(job_id).sends if seq is None else seq)
+        self.send_text(encode_message([named]), queue=queue)
 
     def send_text(self, text: str, *, queue: str = "default") -> None:
         self.service.send(queue, [OutgoingMessage(text)])

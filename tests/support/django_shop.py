@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 from taskharbor.core.errors import UsageError
 from taskharbor.core.outcome import Outcome
@@ -32,6 +33,13 @@ def facts_of(url: str, database: dict[str, Any]) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+def django_address(url: str) -> dict[str, Any]:
+    """Return the settings of Django for the PostgreSQL database at *url*."""
+    parts = urlsplit(url)
+    [socket] = parse_qs(parts.query).get("host", [parts.hostname or ""])
+    return {"NAME": parts.path[1:], "USER": parts.username, "HOST": socket, "PORT": str(parts.port or "")}
 
 
 def main(url: str, database: str) -> None:
@@ -100,8 +108,8 @@ class DjangoShop:
         with closing(self._store.driver.listen(["notified"])) as listener:
             with self._atomic():
                 self._joined().insert([new_job(queue="notified")])
-                before = listener.wait(timedelta(0))
-            return before, listener.wait(DEADLINE)
+                before = bool(listener.wait(timedelta(0)))
+            return before, bool(listener.wait(DEADLINE))
 
     def is_outside(self) -> Any:
         return _error(self._joined)

@@ -219,7 +219,8 @@ def dispatching(direct: Driver) -> VerbCase:
     def check(answers: Any) -> None:
         stored = direct.inspector.get([job.id])[job.id]
         assert (stored.sends, stored.status) in {(0, Status.PENDING), (1, Status.ENQUEUED)}
-        assert answers is None or (answers[0].seq, answers[0].dispatch_at) == (stored.sends, stored.dispatch_at)
+        # Nothing is dispatched if a request that was cut before is executed only now, on a busy machine.
+        assert not answers or (answers[0].seq, answers[0].dispatch_at) == (stored.sends, stored.dispatch_at)
 
     return VerbCase(call, check, is_answered=False)
 

@@ -115,18 +115,26 @@ def _known(site: ApiRig) -> dict[str, Any]:
     ids = [waiting, done, site.dead(queue=QUEUE), site.create(queue=QUEUE, delay=3600)]
     site.request("PUT", "/v1/schedules/nightly", json={"cron": "0 2 * * *", "type": "greet"})
     site.roll_up()
-    return {"job_id": st.sampled_from(ids), "name": st.sampled_from(["default", "nightly"])}
+    operation = site.post("/v1/operations", {"kind": "requeue", "filter": {"queue": QUEUE}}).json()["id"]
+    return {
+        "job_id": st.sampled_from(ids),
+        "operation_id": st.just(operation),
+        "name": st.sampled_from(["default", "nightly"]),
+        "key_id": st.just(site.key("jobs:read").split("_")[1]),
+    }
 
 
 # Rules that a schema cannot express. A request that matches the schema may still break one, and is refused with this.
 BEYOND_THE_SCHEMA: Final = {
     ("POST", "/v1/jobs"): "idempotency key .* belongs to|differs from the Idempotency-Key header",
-    ("POST", "/v1/jobs/batch"): "errors; no job was stored|not allowed in an atomic batch",
+    ("POST", "/v1/jobs/batch"): "no job was stored; the first of|not allowed in an atomic batch",
     ("GET", "/v1/jobs"): "cannot be combined with other filters",
     ("POST", "/v1/jobs/{job_id}/cancel"): "has changed since",
     ("POST", "/v1/jobs/{job_id}/requeue"): "has changed since",
     ("POST", "/v1/jobs/{job_id}/reschedule"): "has changed since",
     ("POST", "/v1/dead-letters/requeue"): "give either ids or a filter",
+    ("POST", "/v1/operations"): "^(filter|filter.statuses|budget|delay|priority) is |idempotency key .* belongs to",
+    ("GET", "/v1/stats/timeseries"): "^(by|queue|since|step|type|until) is |2,000 points|more than .* rows",
     ("PUT", "/v1/schedules/{name}"): "^(cron|timezone) is ",
     ("POST", "/v1/schedules/{name}/run"): "idempotency key .* belongs to",
 }

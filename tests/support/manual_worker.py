@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.ids import new_token
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.observability.failure_log import FailureLog
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.subject import new_job
@@ -18,8 +20,9 @@ from taskharbor.worker.execution import Execution, ExecutionSlots
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.handlers import HandlerRegistry
 from taskharbor.worker.heartbeats import LeaseHeartbeat
+from taskharbor.worker.refusals import RefusalNotes
 from taskharbor.worker.timeouts import TimeoutMonitor
-from tests.support.stages import worker_config
+from tests.support.stages import no_prefetch, worker_config
 from tests.support.waiting import wait_until
 from tests.support.worker_rig import LIMIT_SECONDS
 
@@ -48,16 +51,21 @@ class Rig:
     def __init__(self, concurrency: int = 4) -> None:
         self.clock, self.runtime = ManualClock(), ManualRuntime()
         self.driver = MemoryDriver(clock=self.clock)
-        self.slots = ExecutionSlots(self.runtime, concurrency=concurrency, queues={"default": concurrency})
+        self._prefetch = no_prefetch(self.runtime, concurrency=concurrency)
+        self.slots = ExecutionSlots(
+            self.runtime, self._prefetch, concurrency=concurrency, queues={"default": concurrency}
+        )
         self.changes: list[int] = []
         self.ends: list[bool] = []
         self.kept: list[list[Execution]] = []
         self.reported: list[tuple[Execution, Outcome | None]] = []
         around: Any = SimpleNamespace(
             wake=lambda _name: self.changes.append(self.slots.lost_slots),
-            set=lambda: self.ends.append(True),
+            set=self.request_stop,
+            is_set=False,
             extend_visibility=self.kept.append,
         )
+        self._stop = around
         self.timeouts = TimeoutMonitor(self.runtime, self.slots, around, around, lease=LEASE)
         self.heartbeat = LeaseHeartbeat(
             self.runtime,
@@ -65,9 +73,15 @@ class Rig:
             self.slots,
             timeouts=self.timeouts,
             acks=around,
+            failures=FailureLog(logging.getLogger("taskharbor.runtime"), self.runtime.monotonic),
+            refusals=RefusalNotes(around),
             config=worker_config(LEASE),
         )
         self.began, self.may_end, self.has_ended = threading.Event(), threading.Event(), threading.Event()
+
+    def request_stop(self) -> None:
+        self._stop.is_set = True
+        self.ends.append(True)
 
     def start(self, *, jobs: int = 1) -> list[Execution]:
         """Start *jobs* jobs whose handler waits for `may_end`."""
@@ -84,7 +98,7 @@ class Rig:
         handlers = HandlerRegistry()
         handlers.register("greet", self._wait)
         services = HandlerServices(self.driver, JsonCodec(), save=lambda _execution, _progress: None)
-        Executor(self.runtime, handlers, self, services).start(executions)
+        Executor(self.runtime, handlers, self, services, prefetch=self._prefetch).start(executions)
         wait_until(lambda: all(execution.thread is not None for execution in executions))
         return executions
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from taskharbor.testing.postgres import _free_port, _mortal, _unprivileged  # it has the same needs as the test server
+from tests.support.debian import NotUnpacked, libraries, unpack
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -84,53 +85,16 @@ def found() -> tuple[Path, Path]:
     if installed := shutil.which("pgbouncer", path=f"{os.defpath}:/usr/sbin"):
         return Path(installed), CACHE
     if not CACHE.exists():
-        _unpack(CACHE)
+        try:
+            unpack(CACHE, "pgbouncer")
+        except NotUnpacked as error:
+            raise NoPgBouncer(str(error)) from error
     [program] = CACHE.glob("usr/sbin/pgbouncer")
-    return program, next(CACHE.glob("usr/lib/*-linux-*"), CACHE)
-
-
-def _unpack(target: Path) -> None:
-    target.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as name:
-        folder = Path(name)
-        packages = folder / "packages"
-        packages.mkdir()
-        _run("apt-get", "download", "pgbouncer", *_missing_libraries(), cwd=packages)
-        for package in packages.glob("*.deb"):
-            _run("dpkg", "-x", str(package), "root", cwd=folder)
-        if not target.exists():  # another process may have unpacked it meanwhile
-            (folder / "root").rename(target)
-
-
-def _missing_libraries() -> list[str]:
-    """Return the packages that PgBouncer needs and that are not installed."""
-    lines = _run("apt-cache", "depends", "--important", "pgbouncer").splitlines()
-    named = [line.split(": ")[1] for line in lines if line.strip().startswith("Depends: lib")]
-    known = subprocess.run(
-        ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *named],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
-    return [name for name in named if f"{name} installed" not in known.splitlines()]
-
-
-def _run(*command: str, cwd: Path | None = None) -> str:
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=cwd)
-    except OSError as error:
-        raise NoPgBouncer(command[0], str(error)) from error
-    if ran.returncode != 0:
-        raise NoPgBouncer(" ".join(command), ran.stderr.strip())
-    return ran.stdout
+    return program, libraries(CACHE)
 
 
 class NoPgBouncer(Exception):
     """PgBouncer is not installed and could not be downloaded."""
 
-    def __init__(self, step: str, output: str) -> None:
-        super().__init__(step, output)
-
     def __str__(self) -> str:
-        step, output = self.args
-        return f"NOT RUN: PgBouncer is needed; install it ('apt-get install pgbouncer'). {step!r} printed: {output}"
+        return f"NOT RUN: PgBouncer is needed; install it ('apt-get install pgbouncer'). {self.args[0]}"

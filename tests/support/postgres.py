@@ -55,15 +55,31 @@ def emptied() -> str:
 def emptied_at(version: int) -> str:
     """Return the URL of a shared database with empty tables of an older schema."""
     url = _shared(version)
-    empty(url)
+    try:
+        _delete_all(_kept_connection(url, os.getpid()))
+    except psycopg.OperationalError:  # a test has stopped the server, or ended all of its sessions
+        _kept_connection.cache_clear()
+        _delete_all(_kept_connection(url, os.getpid()))
     return url
 
 
 def empty(url: str) -> None:
     """Delete everything from our tables."""
     with psycopg.connect(url, autocommit=True) as db:
-        tables = db.execute(_TABLES).fetchall()
-        db.execute("; ".join(f"DELETE FROM {name}" for (name,) in tables).encode())
+        _delete_all(db)
+
+
+def _delete_all(db: psycopg.Connection[Any]) -> None:
+    tables = db.execute(_TABLES).fetchall()
+    db.execute("; ".join(f"DELETE FROM {name}" for (name,) in tables).encode())
+
+
+@cache
+def _kept_connection(url: str, process: int) -> psycopg.Connection[Any]:  # noqa: ARG001  not shared with a fork
+    """Connect once: a new session would read the catalog of every table again."""
+    db = psycopg.connect(url, autocommit=True)
+    atexit.register(db.close)
+    return db
 
 
 _TABLES: Final = """

@@ -14,10 +14,12 @@ from urllib.parse import quote
 import psycopg
 
 from taskharbor.core.ids import new_job_id, new_token
+from taskharbor.core.log_lines import AttemptLines, LogLine
 from taskharbor.core.model import AuditEntry, Lease, Progress
+from taskharbor.core.operations import NewOperation, OperationId, OperationKind, OperationStep
 from taskharbor.core.outcome import Outcome
-from taskharbor.core.results import Declined, JobFilter, Published, Sent, Settlement, Unsent
-from taskharbor.core.states import Status
+from taskharbor.core.results import Declined, JobFilter, Published, Refusal, Sent, Settlement, Unsent
+from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.conformance.subject import BOOM, LEASE, LOCK, OVERDUE_AFTER, RESEND, new_job
 
@@ -39,7 +41,9 @@ NOW: Final = datetime.now(UTC)
 ENTRIES: Final = {
     re.compile(r"th_jobs_(waiting|processing|dead|finished_\w+)_id"): r"\bid = ",
     re.compile(r"th_jobs_waiting_(ready|sent)"): r"\bqueue = ",
-    re.compile(r"th_(attempts|outbox)_pkey"): r"\bjob_id = ",
+    re.compile(r"th_(attempts|attempt_logs|outbox|refusals)_pkey"): r"\bjob_id = ",
+    re.compile(r"th_attempts_by_worker"): r"\bworker_id = ",
+    re.compile(r"th_audit_target"): r"\btarget = ",
     re.compile(r"th_keys_pkey"): r"\bkey = ",
     re.compile(r"th_keys_job"): r"\bjob_id = ",
     re.compile(r"th_jobs_dead_fingerprint"): r"\bfingerprint = .*\bid < ",
@@ -48,13 +52,19 @@ ENTRIES: Final = {
     re.compile(r"th_jobs_waiting_spent|th_outbox_pending"): r"",
 }
 _BY_NAME: Final = re.compile(r"\b(job_)?id = ")
-GROWING: Final = re.compile(r"th_jobs_(waiting|dead|finished)\w*|th_attempts|th_keys|th_outbox|th_audit")
+GROWING: Final = re.compile(
+    r"th_jobs_(waiting|dead|finished)\w*|th_attempt(s|_logs)|th_keys|th_outbox|th_audit|th_refusals"
+)
 # These verbs scan all running jobs, which are few by design.
-FULL_SCANS: Final = frozenset({"take over", "expire", "read back"})
+FULL_SCANS: Final = frozenset({"take over", "expire", "read back", "roll up"})
+# These verbs sort the few rows that a limit left of each index range.
+SORTS_FEW: Final = frozenset({"next up"})
 # These verbs read an index in its order and stop after a limited number of rows.
 ORDERED_SCANS: Final = {
     "find": re.compile(r"th_jobs_(waiting|processing|dead|finished_\w+)_id"),
+    "count": re.compile(r"th_jobs_(waiting|processing|dead|finished_\w+)_id"),
     "queues": re.compile(r"th_jobs_waiting_ready"),
+    "roll": re.compile(r"th_jobs_waiting_ready"),
 }
 
 
@@ -65,6 +75,7 @@ class Ran:
     verb: str
     query: str
     plan: Node
+    milliseconds: float
 
     @property
     def buffers(self) -> int:
@@ -76,7 +87,7 @@ class Ran:
         return [f"{self.verb}: {fault}, in: {' '.join(self.query.split())[:120]}" for fault in found]
 
     def _faults_of(self, node: Node) -> Iterator[str]:
-        if node["Node Type"] in {"Sort", "Incremental Sort"}:
+        if node["Node Type"] in {"Sort", "Incremental Sort"} and self.verb not in SORTS_FEW:
             for scan in filter(self._must_use_index, nodes(node)):
                 if not _BY_NAME.search(scan.get("Index Cond", "")):
                     yield f"sorts {scan['Relation Name']}"
@@ -124,8 +135,8 @@ class Watched:
     def run(self, verb: str, call: Callable[[], T]) -> T:
         self._notices.clear()
         answer = call()
-        plans = [json.loads(each[each.index("{") :]) for each in self._notices]
-        ran = [Ran(verb=verb, query=each["Query Text"], plan=each["Plan"]) for each in plans]
+        plans = [(float(each.split()[1]), json.loads(each[each.index("{") :])) for each in self._notices]
+        ran = [Ran(verb=verb, query=each["Query Text"], plan=each["Plan"], milliseconds=ms) for ms, each in plans]
         self.ran.extend(each for each in ran if "pg_notify" not in each.query)  # notifications are sent at any time
         return answer
 
@@ -137,9 +148,10 @@ class Watched:
 
 
 @contextmanager
-def watched(url: str) -> Iterator[Watched]:
+def watched(url: str, **options: Any) -> Iterator[Watched]:
     settings = " ".join(f"-c {name}={value}" for name, value in _EXPLAINED.items())
-    driver = PostgresDriver(f"{url}?options={quote(settings)}", size=1)  # one connection, so every plan is recorded
+    # One connection, so that every plan is recorded.
+    driver = PostgresDriver(f"{url}?options={quote(settings)}", size=1, **options)
     watching = Watched(driver)
     try:
         for connections in (driver._connections, driver._heartbeat_pool):  # noqa: SLF001  the notices are the connection's
@@ -195,6 +207,7 @@ def _take(watching: Watched) -> list[Claim]:
     run("reserve from a place", reserve)
     run("take over", lambda: reserve("idle"))
     run("extend", lambda: driver.extend([*(claim.lease for claim in claims), unknown_lease()], lease=LEASE))
+    run("cancels", lambda: driver.cancel_requested([*(claim.lease for claim in claims), unknown_lease()]))
     notes = [(lease, Progress(1)) for lease in [*(claim.lease for claim in claims), unknown_lease()]]
     run("note progress", lambda: driver.save_progress(notes))
     return claims
@@ -214,6 +227,12 @@ def _settle(watching: Watched, claims: list[Claim]) -> None:
     run("retry twice", lambda: settle(Settlement(leases[10], retry), Settlement(leases[-1], retry)))
     run("fail", lambda: settle(*(Settlement(lease, Outcome.fail("hopeless")) for lease in leases[20:30])))
     run("release", lambda: settle(*(Settlement(lease, Outcome.release()) for lease in leases[30:40])))
+    lines = (LogLine(NOW, "INFO", "shop", "paid"),)
+    logs = [
+        AttemptLines(job_id=each.job_id, token=each.token, attempt=1, worker_id="w", dropped=0, lines=lines)
+        for each in leases[:20]
+    ]
+    run("save lines", lambda: watching.driver.attempt_logs.save(logs, keep=1))
 
 
 def _deliver(watching: Watched) -> None:
@@ -253,29 +272,54 @@ def _operate(watching: Watched) -> None:
     run("get", lambda: driver.inspector.get(ids))
     run("summaries", lambda: driver.inspector.summaries(ids))
     run("attempts", lambda: driver.inspector.attempts(ids))
+    run("refusals", lambda: driver.inspector.refusals(ids))
+    refused = [Refusal(job_id=each, token=new_token(), event=Event.ACK) for each in ids]
+    run("record refusals", lambda: driver.maintenance.record_refusals(refused))
     run("reschedule", lambda: driver.reschedule(ids, delay=LEASE))
     run("cancel", lambda: driver.cancel(ids))
     token = new_token()
     for verb in ("requeue", "requeue twice"):
-        run(verb, lambda: driver.requeue(ids, token=token, budget=1, by="ops", reason="fixed"))
+        run(verb, lambda: driver.requeue(ids, token=token, by="ops", reason="fixed"))
+    for kind in OperationKind:
+        _perform(watching, kind, ids)
+    run("unfinished operations", lambda: driver.operations.unfinished(limit=BATCH))
+    newest = run("operations", lambda: driver.operations.recent(limit=BATCH))
+    run("operations below", lambda: driver.operations.recent(limit=BATCH, before=newest[0].id))
+
+
+def _perform(watching: Watched, kind: OperationKind, job_ids: list[JobId]) -> None:
+    """Perform a step of an operation on jobs that exist, of which it can change some, and on one that does not."""
+    operations, run = watching.driver.operations, watching.run
+    new = NewOperation(id=OperationId(new_token()), kind=kind, by="ops", job_ids=tuple(job_ids))
+    run("add operation", lambda: operations.add([new], starts_in=timedelta(0)))
+    operation = run("get operation", lambda: operations.get([new.id]))[new.id]
+    run("perform step", lambda: operations.perform(OperationStep(operation=operation, job_ids=operation.job_ids)))
+    run("stop operation", lambda: operations.stop([new.id], by="ops"))
 
 
 def _show(watching: Watched) -> None:
     """Run the queries of the admin page."""
     inspector, run = watching.driver.inspector, watching.run
-    watching.driver.maintenance.roll_up(keep=timedelta(days=1))
+    run("roll up", lambda: watching.driver.maintenance.roll_up(keep=timedelta(days=1)))
     unknown_type = JobFilter(type="unknown")
     page = run("find", lambda: inspector.find(unknown_type, limit=BATCH))
     run("find below", lambda: inspector.find(unknown_type, limit=BATCH, after=page.after or new_job_id()))
     for statuses in ({Status.DEAD}, {Status.FAILED, Status.PROCESSING}, {Status.CANCELED}):
         asked = JobFilter(statuses=frozenset(statuses), tag=("tenant", "7"))
         run("find by state and tag", partial(inspector.find, asked, limit=BATCH))
+    run("find since", lambda: inspector.find(JobFilter(type="unknown", since=NOW), limit=BATCH))
+    run("find by worker and schedule", lambda: inspector.find(JobFilter(worker="w", schedule="nightly"), limit=BATCH))
+    run("count", lambda: inspector.count(unknown_type))
+    run("count by fingerprint", lambda: inspector.count(JobFilter(fingerprint="f00d")))
+    run("next up", lambda: inspector.next_up("default", limit=BATCH))
+    run("lost with a worker", lambda: inspector.lost_attempts("w", limit=BATCH))
     run("find by fingerprint", lambda: inspector.find(JobFilter(queue="x", fingerprint="f00d"), limit=BATCH))
     run("by key", lambda: inspector.find_by_key("1"))
     run("dead groups", lambda: inspector.dead_letter_groups(limit=BATCH))
     run("queues", inspector.queues)
     run("finished", lambda: inspector.finished_counts(since=NOW - timedelta(hours=1)))
     run("workers", inspector.workers)
+    run("past workers", inspector.past_workers)
 
 
 def _audit(watching: Watched) -> None:
@@ -284,6 +328,8 @@ def _audit(watching: Watched) -> None:
     run("record", lambda: driver.control.record_audit(entries))
     read = run("audit", lambda: driver.inspector.audit(limit=BATCH))
     run("audit below", lambda: driver.inspector.audit(limit=BATCH, before=read[-1].id))
+    run("audit of a job", lambda: driver.inspector.audit(limit=BATCH, target="1"))
+    run("audit of a job below", lambda: driver.inspector.audit(limit=BATCH, target="1", before=read[-1].id))
     run("forget audit", lambda: driver.maintenance.prune_audit(older_than=timedelta(0), limit=BATCH))
     run("keys", lambda: driver.inspector.keys(["k1"]))
 
@@ -312,6 +358,7 @@ def fill(url: str, size: int) -> None:
             db.execute(_JOBS.format(columns=_listed(extra), values=_listed(extra.values())).encode(), asked)
         db.execute(_HISTORY, {"count": size})
         db.execute(_DONE, {"count": size})
+        db.execute(_LOGGED, {"count": size})
 
 
 _JOBS: Final = """
@@ -333,14 +380,20 @@ _FILLED: Final[tuple[tuple[str, int | None, str, dict[str, str]], ...]] = (
 )
 _HISTORY: Final = """
     WITH attempted AS (
-        INSERT INTO th_attempts (job_id, token, life, attempt, ended_at, event, status, outcome)
-        SELECT gen_random_uuid(), gen_random_uuid(), 1, 1, now(), 'retry', 'FAILED', 'FAILED'
-          FROM generate_series(1, %(count)s)
+        INSERT INTO th_attempts (job_id, token, life, attempt, worker_id, ended_at, event, status, outcome)
+        SELECT gen_random_uuid(), gen_random_uuid(), 1, 1, 'w', now(), 'retry', 'FAILED',
+               CASE n %% 2 WHEN 0 THEN 'LOST' ELSE 'FAILED' END
+          FROM generate_series(1, %(count)s) AS n
     )
     INSERT INTO th_keys (queue, key, job_id, digest)
     SELECT 'default', n::text, gen_random_uuid(), ''
       FROM generate_series(1, %(count)s) AS n
         ON CONFLICT DO NOTHING
+"""
+_LOGGED: Final = """
+    INSERT INTO th_attempt_logs (job_id, token, attempt, dropped, lines, saved_at)
+    SELECT gen_random_uuid(), gen_random_uuid(), 1, 0, '[]', now()
+      FROM generate_series(1, %(count)s)
 """
 _DONE: Final = """
     INSERT INTO th_audit (id, at, actor, action, target, detail)

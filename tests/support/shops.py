@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import asyncpg
 import psycopg
 import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -149,6 +151,55 @@ async def async_psycopg_shop(url: str) -> AsyncIterator[AsyncShop]:
 
 
 @asynccontextmanager
+async def asyncpg_shop(url: str) -> AsyncIterator[AsyncShop]:
+    db = await asyncpg.connect(url)
+    try:
+        yield await _asyncpg_shop_of(db)
+    finally:
+        await db.close()
+
+
+@asynccontextmanager
+async def asyncpg_pool_shop(url: str) -> AsyncIterator[AsyncShop]:
+    async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool, pool.acquire() as db:
+        # A codec of the application must not change how our values are sent.
+        await db.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+        yield await _asyncpg_shop_of(db)
+
+
+async def _asyncpg_shop_of(db: Any) -> AsyncShop:
+    """Begin a transaction, and the next one after each commit or rollback, as psycopg does by itself."""
+    begun: list[Any] = []
+
+    async def begin() -> None:
+        begun.append(db.transaction())
+        await begun[-1].start()
+
+    async def commit() -> None:
+        await begun[-1].commit()
+        await begin()
+
+    async def rollback() -> None:
+        await begun[-1].rollback()
+        await begin()
+
+    await begin()
+    return AsyncShop(
+        connection=db, order=lambda: db.execute(ORDER), commit=commit, rollback=rollback, savepoint=db.transaction
+    )
+
+
+@asynccontextmanager
+async def asyncpg_session_shop(url: str) -> AsyncIterator[AsyncShop]:
+    engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://"))
+    try:
+        async with AsyncSession(engine) as session:
+            yield _async_shop_of(session)
+    finally:
+        await engine.dispose()
+
+
+@asynccontextmanager
 async def async_session_shop(url: str) -> AsyncIterator[AsyncShop]:
     engine = create_async_engine(by_sqlalchemy(url))
     try:
@@ -180,6 +231,9 @@ def _async_shop_of(shop: Any) -> AsyncShop:
 
 ASYNC_SHOPS: Final[dict[str, Callable[[str], AbstractAsyncContextManager[AsyncShop]]]] = {
     "psycopg": async_psycopg_shop,
+    "asyncpg": asyncpg_shop,
+    "a pool of asyncpg": asyncpg_pool_shop,
+    "SQLAlchemy session on asyncpg": asyncpg_session_shop,
     "SQLAlchemy session": async_session_shop,
     "SQLAlchemy connection": async_connection_shop,
 }

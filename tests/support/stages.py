@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from taskharbor.observability.failure_log import FailureLog
 from taskharbor.worker.claimer import Claimer
 from taskharbor.worker.config import WorkerConfig
+from taskharbor.worker.execution import ExecutionSlots
 from taskharbor.worker.handlers import HandlerRegistry
 from taskharbor.worker.polling_source import PollingSource
+from taskharbor.worker.prefetch import Prefetch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from taskharbor.core.outcome import Outcome
     from taskharbor.drivers.base import Driver
     from taskharbor.janitor import ClockGuard
     from taskharbor.runtime import Runtime
     from taskharbor.service import ServiceLoops
-    from taskharbor.worker.execution import Execution, ExecutionSlots
+    from taskharbor.worker.execution import Execution
     from taskharbor.worker.executor import Executor
     from taskharbor.worker.hooks import AttemptHooks
     from taskharbor.worker.stop_request import StopRequest
@@ -53,6 +57,7 @@ class StageRecorder:
     started_jobs: list[Execution] = field(default_factory=list)
     outcomes: list[tuple[Execution, Outcome | None]] = field(default_factory=list)
     answers: list[tuple[Execution, Outcome | None, Any]] = field(default_factory=list)
+    failures: FailureLog = field(default_factory=lambda: FailureLog(logging.getLogger("taskharbor.runtime")))
     stops: int = 0
     is_set: bool = False
 
@@ -81,7 +86,9 @@ class StageRecorder:
     def start(self, executions: Sequence[Execution]) -> None:
         self.started_jobs.extend(executions)
 
-    def claimed(self, executions: Sequence[Execution]) -> None: ...
+    def release_overdue(self) -> None: ...
+
+    def claimed(self, queue: str, executions: Sequence[Execution]) -> None: ...
 
     def started(self, executions: Sequence[Execution]) -> None: ...
 
@@ -94,6 +101,17 @@ class StageRecorder:
         self.answers += [
             (execution, outcome, answer) for (execution, outcome), answer in zip(ended, answers, strict=True)
         ]
+
+
+def no_prefetch(runtime: Runtime, *, concurrency: int) -> Prefetch:
+    """Return the places of a worker that claims nothing ahead."""
+    return Prefetch(runtime, concurrency=concurrency, limit=0, lease=timedelta(seconds=30))
+
+
+def slots_without_prefetch(runtime: Runtime, *, concurrency: int, queues: Mapping[str, int]) -> ExecutionSlots:
+    """Return the slots of a worker that claims nothing ahead."""
+    prefetch = no_prefetch(runtime, concurrency=concurrency)
+    return ExecutionSlots(runtime, prefetch, concurrency=concurrency, queues=queues)
 
 
 def claimer(
@@ -118,6 +136,7 @@ def claimer(
         guard=cast("ClockGuard", SimpleNamespace(may_reclaim=lambda: True)),
         stop=stages.stop,
         handlers=handlers,
+        failures=stages.failures,
         config=config,
     )
 

@@ -66,7 +66,7 @@ class Proxy:
         self._is_black_hole = False
         self.latency = 0.0
         self._listener = self._listen(0)
-        self._port = self._listener.getsockname()[1]
+        self.port = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
 
@@ -74,7 +74,7 @@ class Proxy:
     def url(self) -> str:
         """The URL for the driver. It disables encryption, which would hide the messages."""
         rest = {name: value for name, value in self._upstream.items() if name in {"user", "dbname", "password"}}
-        here = {"host": "127.0.0.1", "port": self._port, "sslmode": "disable", "gssencmode": "disable"}
+        here = {"host": "127.0.0.1", "port": self.port, "sslmode": "disable", "gssencmode": "disable"}
         return conninfo.make_conninfo("", **rest, **here)
 
     @property
@@ -123,7 +123,7 @@ class Proxy:
     def accept(self) -> None:
         """Listen again."""
         with self._lock:
-            self._listener = self._listen(self._port)
+            self._listener = self._listen(self.port)
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from taskharbor.core.ids import new_job_id
+from taskharbor.core.messages import MAX_BUNDLE, SEQ_RANGE, NamedJob, encode_message, parse_message
 from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.delivery.transport import (
     DEAD_EVENTS_QUEUE,
@@ -219,6 +221,22 @@ def test_a_batch_that_is_too_large_is_split(transport: SqsTransport) -> None:
     assert answers == [None] * 10
     assert transport.calls["SendMessageBatch"] == 3
     assert sum(vars_of(transport.depth("mail"))) == 10
+
+
+def test_ten_messages_with_as_many_jobs_as_allowed_go_in_one_call(transport: SqsTransport) -> None:
+    bundles = [[NamedJob(new_job_id(), SEQ_RANGE[-1]) for _ in range(MAX_BUNDLE)] for _ in range(10)]
+
+    assert transport.send("mail", [OutgoingMessage(encode_message(jobs)) for jobs in bundles]) == [None] * 10
+
+    assert transport.calls["SendMessageBatch"] == 1
+    found: list[tuple[NamedJob, ...] | None] = []
+
+    def are_all_received() -> bool:  # one receive may return fewer than there are
+        found.extend(parse_message(each.body) for each in received(transport))
+        return len(found) == len(bundles)
+
+    wait_until(are_all_received)
+    assert sorted(map(str, found)) == sorted(str(tuple(jobs)) for jobs in bundles)
 
 
 def test_nothing_is_called_for_an_empty_batch(transport: SqsTransport) -> None:

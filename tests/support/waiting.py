@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    import signal
+    import subprocess
     from collections.abc import Callable
+
+    from tests.support.cli_processes import Started
 
 LIMIT_SECONDS: Final = 30.0  # far more than anything waited for takes
 _PAUSE_SECONDS: Final = 0.01  # between two checks
@@ -20,3 +25,18 @@ def wait_until(is_true: Callable[[], bool], *, limit: float = LIMIT_SECONDS) -> 
         assert time.monotonic() < start + limit, "the condition did not become true in time"
         threading.Event().wait(_PAUSE_SECONDS)
     return time.monotonic() - start
+
+
+def is_running(pid: int) -> bool:
+    """Return whether there is a process with this pid."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def has_ended_by(process: subprocess.Popen[Any] | Started, number: signal.Signals) -> bool:
+    """Send a signal and return whether *process* has ended. Signals that arrive together count once: call it again."""
+    process.send_signal(number)
+    return process.poll() is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.client import Client
 from taskharbor.core.request import JobRequest
 from taskharbor.core.states import FINAL, WAITING
+from tests.support.audit import audit
 from tests.support.effects import Effects, check
 from tests.support.waiting import wait_until
 from tests.support.worker_process import open_store
@@ -82,12 +84,21 @@ class Fleet:
         return all(job.status in FINAL for job in self.driver.inspector.get(self.jobs).values())
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
-        """Send SIGTERM to a worker and check that it exits with 0."""
+        """Send SIGTERM to a process, once it handles that, and check that it exits with 0."""
+        wait_until(lambda: process.poll() is not None or _handles_sigterm(process.pid), limit=LIMIT_SECONDS)
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_SECONDS) == 0, self.said()
 
     def verdict(self) -> dict[str, int]:
+        """Check what the jobs did and that the rows break no invariant; return counts of what was lost or repeated."""
+        assert audit(self.driver) == []
         return check(self.driver, self.jobs, self.effects.read(), lease=LEASE)
 
     def said(self) -> str:
         return (self._folder / "workers.log").read_text()[-3_000:]
+
+
+def _handles_sigterm(pid: int) -> bool:
+    """Return whether the process has a handler for SIGTERM: one that has just been started is ended by the signal."""
+    [caught] = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) & (1 << (signal.SIGTERM - 1)))

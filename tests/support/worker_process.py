@@ -49,7 +49,7 @@ def main(config: dict[str, Any]) -> None:
     lease = timedelta(seconds=config["lease"])
     transport = SqsTransport(endpoint_url=config["sqs"], region="us-east-1") if "sqs" in config else None
     if config.get("sends") and transport is not None:
-        _send(driver, transport)
+        _send(driver, transport, config.get("bundle", 1))
         return
     worker = Worker(
         driver,
@@ -67,7 +67,7 @@ def main(config: dict[str, Any]) -> None:
     driver.close()
 
 
-def _send(driver: Driver, transport: SqsTransport) -> None:
+def _send(driver: Driver, transport: SqsTransport, bundle: int) -> None:
     enqueuer = DueTaskEnqueuer(
         ThreadRuntime(sync_threads=1),
         driver,
@@ -77,6 +77,8 @@ def _send(driver: Driver, transport: SqsTransport) -> None:
         lock=timedelta(seconds=2),
         resend_after=timedelta(seconds=2),
         max_resend=timedelta(seconds=4),
+        batch=20,  # a batch that is full is a backlog
+        bundle=bundle,
     )
     run_until_signal(enqueuer.start, enqueuer.stop, is_over=lambda: False)
     transport.close()

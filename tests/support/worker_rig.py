@@ -64,7 +64,7 @@ class MessageDelivery:
 
     def _named_by_messages(self) -> set[JobId]:
         messages = [parse_message(copy.body) for copies in [*self.service.queues.values()] for copy in [*copies]]
-        return {message.job_id for message in messages if message is not None}
+        return {named.job_id for message in messages for named in message or ()}
 
     def close(self) -> None:
         for enqueuer in self._enqueuers.values():
@@ -135,16 +135,18 @@ class Meddle(Protocol):
 
 
 class _Meddled:
-    def __init__(self, inner: object, meddle: Meddle) -> None:
-        self._inner, self._meddle = inner, meddle
+    def __init__(self, inner: object, meddle: Meddle, prefix: str = "") -> None:
+        self._inner, self._meddle, self._prefix = inner, meddle, prefix
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
-        if name in {"maintenance", "inspector", "control"}:
+        if name in {"maintenance", "inspector", "control", "attempt_logs"}:
             return _Meddled(found, self._meddle)
+        if name == "operations":
+            return _Meddled(found, self._meddle, "operations.")  # other parts have verbs of the same names
         if not callable(found) or name == "listen":
             return found
-        return lambda *given, **named: self._meddle(name, lambda: found(*given, **named))
+        return lambda *given, **named: self._meddle(self._prefix + name, lambda: found(*given, **named))
 
 
 def meddled(driver: Driver, meddle: Meddle) -> Driver:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from taskharbor import JobRequest, MemoryDriver, Status, Worker
+from taskharbor import Harbor, JobRequest, MemoryDriver, PostgresDriver, Status, Worker
 from taskharbor.client import Client
-from taskharbor.core.errors import CodecMismatch, StoreUnavailable
+from taskharbor.core.errors import CodecMismatch, SchemaOutOfDate, StoreRefused, StoreUnavailable
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.schedules import ScheduleSpec
+from tests.support.postgres import database, server
+from tests.support.tcp_proxy import Proxy
 from tests.support.waiting import wait_until
 from tests.support.worker_rig import LONG, enqueue, running_worker, stored, worker_for
 
@@ -33,6 +36,10 @@ class Away(MemoryDriver):
             self.times -= 1
             raise StoreUnavailable("unplugged by a test")
         return super().remember(name, value)
+
+
+def greet(name: str) -> str:
+    return f"hello {name}"
 
 
 def encrypted(driver: MemoryDriver) -> Any:
@@ -71,7 +78,7 @@ def test_a_worker_starts_while_the_store_is_away_and_checks_before_it_claims(
     with caplog.at_level(logging.WARNING), running_worker(driver, {"greet": lambda _: None}):
         wait_until(lambda: stored(driver, job_id).status is Status.SUCCEEDED)
 
-    assert "codec not checked; retrying before the first claim" in caplog.text
+    assert "store unavailable; retrying: unplugged by a test" in caplog.text
 
 
 @pytest.fixture
@@ -107,6 +114,40 @@ def test_a_mismatch_that_is_found_late_ends_a_run(late: Worker) -> None:
         late.run()
 
     watchdog.cancel()
+
+
+@pytest.mark.parametrize("begin", ["start", "drain", "run"])
+def test_a_worker_on_a_store_without_tables_does_not_start(begin: str) -> None:
+    with database(migrated=False) as url, Harbor(url) as harbor:
+        harbor.task(greet)
+
+        with pytest.raises(SchemaOutOfDate, match="run 'taskharbor migrate up'"):
+            getattr(harbor.worker(), begin)()
+
+
+@pytest.mark.parametrize("begin", ["start", "drain", "run"])
+def test_a_worker_that_the_store_refuses_does_not_start(begin: str) -> None:
+    with Harbor(f"{server().url}_no_such_database") as harbor, pytest.raises(StoreRefused, match="does not exist"):
+        getattr(harbor.worker(), begin)()
+
+
+def test_a_store_that_returns_without_tables_stops_the_worker_with_few_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("taskharbor.worker.codec_check.RETRY_PAUSE", timedelta(milliseconds=10))
+    with database(migrated=False) as url, Proxy(url) as proxy, closing(PostgresDriver(proxy.url)) as driver:
+        proxy.refuse()
+        worker = worker_for(driver, {"greet": print})
+        worker.start()
+        proxy.accept()
+
+        wait_until(lambda: worker.is_over)
+
+    with pytest.raises(SchemaOutOfDate, match="run 'taskharbor migrate up'"):
+        worker.codec_check.raise_refusal()
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert errors
+    assert [record for record in errors if record.exc_info] == []
 
 
 def test_a_worker_can_be_stopped_while_the_store_is_still_away() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from taskharbor import MemoryDriver
+from taskharbor.core.claims import UNHANDLED_AFTER
 from taskharbor.core.errors import UsageError
 from taskharbor.testing.simulation.queue_service import QueueService
 from taskharbor.worker import Worker
-from taskharbor.worker.config import checked_visibility
+from taskharbor.worker.config import UNKNOWN_TYPES, checked_visibility, unhandled_delay
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
@@ -24,10 +25,10 @@ def _make(**options: Any) -> Worker:
 @pytest.mark.parametrize(
     ("options", "given", "heartbeat"),
     [
-        ({"visibility": 10 * SECOND}, "0:00:10", "0:00:10"),
-        ({"visibility": SECOND, "heartbeat": 2 * SECOND}, "0:00:01", "0:00:02"),
-        ({"visibility": timedelta(minutes=1), "lease": HOUR}, "0:01:00", "0:20:00"),
-        ({"lease": 40 * HOUR}, "12:00:00", "13:20:00"),
+        ({"visibility": 10 * SECOND}, "10 s", "10 s"),
+        ({"visibility": SECOND, "heartbeat": 2 * SECOND}, "1 s", "2 s"),
+        ({"visibility": timedelta(minutes=1), "lease": HOUR}, "60 s", "20 min"),
+        ({"lease": 40 * HOUR}, "12 h", "13 h"),
     ],
     ids=[
         "equal to the heartbeat",
@@ -62,3 +63,26 @@ def test_a_long_lease_lengthens_the_default_visibility() -> None:
 
 def test_a_worker_without_messages_has_no_visibility_to_check() -> None:
     Worker(MemoryDriver(), visibility=SECOND)
+
+
+@pytest.mark.parametrize(
+    ("text", "delay"),
+    [
+        ("dead-letter:5m", UNHANDLED_AFTER),
+        ("dead-letter:1.5h", timedelta(minutes=90)),
+        ("dead-letter", timedelta(0)),
+        ("leave", None),
+    ],
+)
+def test_unknown_types_says_how_long_jobs_without_a_handler_are_left(text: str, delay: timedelta | None) -> None:
+    assert unhandled_delay(text) == delay
+
+
+@pytest.mark.parametrize("text", ["", "leave:5m", "dead-letter:", "dead-letter:5", "dead_letter", "keep"])
+def test_unknown_types_that_cannot_be_read_are_rejected_with_the_rule(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^unknown_types is .*: write dead-letter:5m .* or leave$"):
+        Worker(MemoryDriver(), unknown_types=text)
+
+
+def test_by_default_jobs_without_a_handler_are_left_for_five_minutes() -> None:
+    assert unhandled_delay(UNKNOWN_TYPES) == UNHANDLED_AFTER == timedelta(minutes=5)

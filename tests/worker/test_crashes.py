@@ -19,7 +19,7 @@ from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.postgres import PostgresServer
 from tests.support.postgres import emptied, schema_at
-from tests.support.waiting import wait_until
+from tests.support.waiting import has_ended_by, wait_until
 from tests.support.worker_fleet import LEASE, LIMIT_SECONDS, ROOT, Fleet
 
 if TYPE_CHECKING:
@@ -27,16 +27,26 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
 
-OFTEN: Final = ("reserve", "settle", "extend", "read_back", "claim_duty", "expire", "now", "record_worker")
+OFTEN: Final = (
+    "reserve", "settle", "extend", "read_back", "claim_duty", "expire", "now", "record_worker", "record_statistics",
+)  # fmt: skip
 VERBS: Final = (
     *OFTEN, "save_progress", "report_clock_jump", "bury", "prune", "roll_up", "prune_audit", "prune_workers",
-    "close_outbox", "due_schedules",
+    "close_outbox", "due_schedules", "prune_schedules", "resume_paused",
 )  # fmt: skip
-BY_MESSAGES: Final = ("claim", "record_dispatch", "claim_outbox", "settle_outbox")
+BY_MESSAGES: Final = ("claim", "record_dispatch", "record_delivery", "claim_outbox", "settle_outbox")
 OF_SCHEDULES: Final = ("put_schedules", "advance_schedule", "schedules", "get", "summaries", "cancel")
 """Verbs that only schedules call: `tests.schedules.test_restarts` kills workers at all of them."""
-OF_OPERATORS: Final = ("purge", "outbox")
-"""Verbs that no worker calls, but `dead purge`."""
+OF_OPERATORS: Final = ("purge", "outbox", "record_runs")
+"""Verbs that a worker does not call by default, but `dead purge` and `schedules run` do."""
+OF_PAUSES: Final = ("record_audit",)
+"""It only adds a line about a queue that was resumed when its pause ended. A kill there leaves the queue resumed."""
+OF_CANCELS: Final = ("cancel_requested",)
+"""It only reads, and only after a cancel: a worker that is killed there leaves its jobs as one killed in a handler."""
+OF_LOST_LEASES: Final = ("record_refusals",)
+"""It adds to timelines what the store refused, and only then: `tests.worker.test_refusals` suspends workers for it."""
+AT_STOP: Final = ("remove_worker",)
+"""Verbs that a worker calls last, when it holds no job. A kill there leaves a record that the janitor prunes."""
 NEEDS: Final[Mapping[str, dict[str, Any]]] = {
     "read_back": {"loses_replies_of": "reserve"},
     "report_clock_jump": {"strays": True},
@@ -92,7 +102,11 @@ def test_there_is_a_kill_point_for_every_call_that_a_worker_makes_of_the_store()
     source = "".join(part.read_text() for part in [*parts, SOURCE / "schedules" / "scheduler.py"])
     called = {*re.findall(r"driver\.(?:(?:maintenance|inspector|control)\.)?(\w+)\(", source)}
 
-    assert called - {"listen", *OF_OPERATORS} == {*VERBS, *BY_MESSAGES, *OF_SCHEDULES}
+    assert called - {"listen", *OF_OPERATORS, *OF_CANCELS, *OF_LOST_LEASES, *OF_PAUSES, *AT_STOP} == {
+        *VERBS,
+        *BY_MESSAGES,
+        *OF_SCHEDULES,
+    }
 
 
 def test_expired_leases_are_reclaimed_once_when_workers_die_before_or_after_it(fleet: Fleet) -> None:
@@ -200,9 +214,9 @@ def test_a_second_signal_ends_a_worker_now(fleet: Fleet) -> None:
     fleet.wait_for_starts(fleet.enqueue(1, job_type="plain", seconds=60))
     start = time.monotonic()
     worker.send_signal(signal.SIGTERM)
-    worker.send_signal(signal.SIGINT)
+    wait_until(lambda: has_ended_by(worker, signal.SIGINT))
 
-    assert worker.wait(LIMIT_SECONDS) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
+    assert worker.wait(LIMIT_SECONDS) == 128 + signal.SIGINT
     assert time.monotonic() - start < 10
 
 

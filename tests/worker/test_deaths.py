@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -78,7 +79,7 @@ def errors(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
     return [
         each.getMessage()
         for each in caplog.records
-        if each.levelno == logging.ERROR and each.name == logger and "is dead" in each.getMessage()
+        if each.levelno == logging.ERROR and each.name == logger and "dead letter" in each.getMessage()
     ]
 
 
@@ -94,7 +95,7 @@ def give_up(_job: Job) -> None:
     ("handler", "reason", "line"),
     [
         (fail, "attempts exhausted", "attempts exhausted: ValueError"),
-        (give_up, "no such\naddress\x1b[2J", "no such address\N{REPLACEMENT CHARACTER}[2J"),
+        (give_up, "no such\naddress\x1b[2J", "taskharbor.DeadLetter"),
         (None, "no handler for type 'run' is registered here", "no handler for type 'run' is registered here"),
     ],
     ids=["retries exhausted", "dead letter", "no handler"],
@@ -110,7 +111,7 @@ def test_a_death_by_an_outcome_calls_hooks_once_and_logs_one_error(
     events = list[Any]()
 
     handlers = {} if handler is None else {"run": handler}
-    with running_worker(driver, handlers, hooks=[events.append], unhandled_after=timedelta(0)):
+    with running_worker(driver, handlers, hooks=[events.append], unknown_types="dead-letter"):
         job_id = enqueue(driver, "run", max_attempts=1)
         wait_until(lambda: deaths(events) != [])
         job = stored(driver, job_id)
@@ -119,8 +120,9 @@ def test_a_death_by_an_outcome_calls_hooks_once_and_logs_one_error(
     assert (dead.job_id, dead.type, dead.queue, dead.life) == (job_id, "run", "default", 1)
     assert (dead.attempt_count, dead.reason, job.dead_reason) == (1, reason, reason)
     [logged] = errors(caplog, "taskharbor.worker")
-    assert logged == f"job {job_id} (run) is dead after attempt 1: {line}"
-    assert "hunter2" not in caplog.text
+    took = "" if handler is None else r" after [\d.]+ (ms|s)"
+    head = rf"job {job_id} \(run\) attempt 1 of 1: failed{took}; now a dead letter: "
+    assert re.fullmatch(head + re.escape(line), logged)
 
 
 def test_without_hooks_and_without_info_lines_a_death_is_logged(
@@ -132,9 +134,8 @@ def test_without_hooks_and_without_info_lines_a_death_is_logged(
         job_id = enqueue(driver, "run", max_attempts=1)
         wait_until(lambda: errors(caplog, "taskharbor.worker") != [])
 
-    assert errors(caplog, "taskharbor.worker") == [
-        f"job {job_id} (run) is dead after attempt 1: attempts exhausted: ValueError"
-    ]
+    [logged] = errors(caplog, "taskharbor.worker")
+    assert logged.startswith(f"job {job_id} (run) attempt 1 of 1: failed after ")
 
 
 def test_a_death_whose_reply_was_lost_is_reported_once(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +174,7 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
 ) -> None:
     clockwork, events, woken = Clockwork(), list[Any](), list[str]()
     clockwork.driver.maintenance.claim_duty("relay", every=timedelta(days=1))  # this duty would wake the relay, too
-    janitors = [clockwork.janitor(notify=events.append, relay=lambda: woken.append("relay")) for _ in range(2)]
+    janitors = [clockwork.janitor(hooks=[events.append], relay=lambda: woken.append("relay")) for _ in range(2)]
     job_id = clockwork.hold()
     for _ in range(3):
         for janitor in janitors:
@@ -183,14 +184,16 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
     [dead] = deaths(events)
     assert (dead.job_id, dead.type, dead.queue, dead.life) == (job_id, "run", "default", 1)
     assert (dead.attempt_count, dead.reason, dead.job) == (1, "attempts exhausted", None)
-    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 1: attempts exhausted"]
+    assert errors(caplog, "taskharbor.janitor") == [
+        f"job {job_id} (run) attempt 1: lease expired; now a dead letter: attempts exhausted"
+    ]
     assert woken == ["relay"]
 
 
 def test_more_deaths_than_a_batch_are_all_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.janitor.STORE_BATCH", 2)
     clockwork, events = Clockwork(), list[Any]()
-    janitor = clockwork.janitor(notify=events.append)
+    janitor = clockwork.janitor(hooks=[events.append])
     job_ids = {clockwork.hold() for _ in range(5)}
     clockwork.tick(janitor, 2)
 
@@ -199,14 +202,16 @@ def test_more_deaths_than_a_batch_are_all_reported(monkeypatch: pytest.MonkeyPat
 
 def test_a_buried_job_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     clockwork, events = Clockwork(), list[Any]()
-    janitor = clockwork.janitor(notify=events.append)
+    janitor = clockwork.janitor(hooks=[events.append])
     job_id = enqueue(clockwork.driver, "run", max_attempts=3)
     rows = clockwork.driver._tables.rows  # noqa: SLF001  no driver call leads to this state
     rows.jobs[job_id] = replace(rows.jobs[job_id], attempt_count=3)
     clockwork.tick(janitor, 2)
 
     assert [(dead.job_id, dead.attempt_count) for dead in deaths(events)] == [(job_id, 3)]
-    assert errors(caplog, "taskharbor.janitor") == [f"job {job_id} (run) is dead after attempt 3: attempts exhausted"]
+    assert errors(caplog, "taskharbor.janitor") == [
+        f"job {job_id} (run) attempt 3: waiting without attempts left; now a dead letter: attempts exhausted"
+    ]
 
 
 def test_a_worker_reports_deaths_that_its_janitor_causes(driver: Driver) -> None:

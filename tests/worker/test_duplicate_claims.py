@@ -11,18 +11,19 @@ from taskharbor.core.outcome import Outcome
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
-from taskharbor.worker.execution import Execution, ExecutionSlots, StopReason
+from taskharbor.worker.execution import Execution, StopReason
 from taskharbor.worker.recorder import Recorder
-from tests.support.stages import StageRecorder
+from taskharbor.worker.statistics import AttemptStatistics
+from tests.support.stages import StageRecorder, slots_without_prefetch
 
 LEASE: Final = timedelta(seconds=5)
 
 
 def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
     driver, runtime, first, second = claimed_twice()
-    slots = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
+    slots = slots_without_prefetch(runtime, concurrency=2, queues={"default": 2})
     stages = StageRecorder()
-    recorder = Recorder(runtime, driver, slots, stages.loops, stages.hooks)
+    recorder = Recorder(runtime, driver, slots, stages.loops, stages.hooks, statistics=AttemptStatistics(runtime))
     recorder.put(first, Outcome.ack())
     recorder.put(second, Outcome.ack())
 
@@ -38,7 +39,7 @@ def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
 
 def test_an_attempt_is_stopped_when_its_job_is_claimed_again() -> None:
     _, runtime, first, second = claimed_twice()
-    slots = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
+    slots = slots_without_prefetch(runtime, concurrency=2, queues={"default": 2})
     slots.fill("default", slots.acquire("default", 1), [first])
 
     slots.mark_lost({second.claim.job.id})

@@ -20,7 +20,7 @@ from taskharbor.worker.execution import Execution, StopReason
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.handlers import HandlerRegistry
 from tests.support.manual_worker import TIMEOUT
-from tests.support.stages import StageRecorder
+from tests.support.stages import StageRecorder, no_prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -40,8 +40,8 @@ class Busy(ThreadRuntime):
         self._sync: list[Callable[[], None]] = []
         self._async: list[Coroutine[Any, Any, None]] = []
 
-    def run_sync(self, work: Callable[[], None]) -> None:
-        self._sync.append(work)
+    def run_sync(self, work: Callable[[], None], on_idle: Callable[[], None]) -> None:
+        self._sync += [work, on_idle]
 
     def run_async(self, works: Sequence[AsyncWork]) -> list[Busy]:
         self._async += [work for work, _ in works]
@@ -84,7 +84,7 @@ def test_a_handler_that_was_asked_to_stop_before_it_began_does_not_begin(
     handlers, stages = HandlerRegistry(), StageRecorder()
     handlers.register("run", run)
     services = HandlerServices(driver, JsonCodec(), save=lambda _execution, _progress: None)
-    executor = Executor(runtime, handlers, stages, services)
+    executor = Executor(runtime, handlers, stages, services, prefetch=no_prefetch(runtime, concurrency=1))
 
     executor.start([execution])
     execution.stop(reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -89,6 +90,55 @@ def test_a_handler_whose_job_is_to_be_cancelled_is_stopped_at_the_next_beat(rig:
     rig.pass_time(LEASE.total_seconds() / 3)
 
     assert execution.stop_reason is StopReason.CANCEL
+
+
+def test_a_notified_cancel_is_read_at_once_and_extends_no_lease(rig: Rig) -> None:
+    canceled, other = rig.start(jobs=2)
+    rig.pass_time(1)
+    before = stored(rig.driver, other.claim.job.id)
+    rig.driver.cancel([canceled.claim.job.id])
+
+    rig.heartbeat.note_cancels()
+    rig.heartbeat.tick()
+
+    assert (canceled.stop_reason, other.stop_reason) == (StopReason.CANCEL, None)
+    assert stored(rig.driver, other.claim.job.id) == before
+
+
+def test_requested_cancels_are_read_once_for_each_notification(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    [execution] = rig.start()
+    read = Mock(side_effect=rig.driver.cancel_requested)
+    monkeypatch.setattr(rig.driver, "cancel_requested", read)
+    rig.pass_time(0.5, step=0.1)
+    rig.heartbeat.note_cancels()
+
+    rig.pass_time(0.5, step=0.1)
+
+    read.assert_called_once_with([execution.claim.lease])
+
+
+def test_a_failed_read_of_requested_cancels_is_repeated_soon(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    [execution] = rig.start()
+    rig.driver.cancel([execution.claim.job.id])
+    rig.heartbeat.note_cancels()
+    with monkeypatch.context() as away:
+        away.setattr(rig.driver, "cancel_requested", Mock(side_effect=StoreUnavailable("away")))
+        pause = rig.heartbeat.tick()
+    rig.pass_time(pause.total_seconds())
+
+    assert pause == timedelta(seconds=0.25)
+    assert execution.stop_reason is StopReason.CANCEL
+
+
+def test_a_cancel_notified_before_the_reply_of_the_claim_is_read_after_it(rig: Rig) -> None:
+    [execution] = rig.start()
+    rig.heartbeat.tick()
+    before = rig.heartbeat.is_due_before([execution])
+
+    rig.runtime.seconds += 0.1
+    rig.heartbeat.note_cancels()
+
+    assert (before, rig.heartbeat.is_due_before([execution])) == (False, True)
 
 
 def test_a_lease_whose_row_is_locked_is_neither_lost_nor_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_a_handler_holding_the_gil_past_its_lease_is_logged_with_advice(
         job_id = enqueue(driver, "hold")
         job = ended(driver, job_id)
 
-    advice = [line for line in caplog.messages if str(job_id) in line and "in a subprocess" in line]
+    advice = [line for line in caplog.messages if str(job_id) in line and "isolate=True" in line]
     assert advice
     assert "(hold)" in advice[0]
     assert (job.status, job.attempt_count, job.result) == (Status.SUCCEEDED, 2, b'"attempt 2"')
@@ -115,7 +115,7 @@ def test_the_heartbeat_outlives_the_last_handler_when_a_worker_stops(driver: Dri
     assert (job.status, job.attempt_count) == (Status.SUCCEEDED, 1)
 
 
-@pytest.mark.parametrize("heartbeat", [timedelta(seconds=11), timedelta(0), timedelta(seconds=-1)])
+@pytest.mark.parametrize("heartbeat", [timedelta(seconds=11), timedelta(0)])
 def test_a_heartbeat_that_leaves_no_room_for_a_failure_is_refused(heartbeat: timedelta) -> None:
     with pytest.raises(UsageError, match="a third of the lease"):
         worker_for(MemoryDriver(), {}, lease=timedelta(seconds=30), heartbeat=heartbeat)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskharbor import Worker
 from taskharbor.core.ids import JobId, new_job_id
-from taskharbor.core.messages import MAX_UNKNOWN_RECEIVES, Message, encode_message
+from taskharbor.core.messages import MAX_UNKNOWN_RECEIVES, DeliveryRole, NamedJob, encode_message
 from taskharbor.core.outcome import Cancel, Snooze
 from taskharbor.core.results import Sent
 from taskharbor.core.states import Status
@@ -57,6 +58,33 @@ def test_a_job_is_run_by_its_message_which_is_then_deleted() -> None:
     assert rig.job(job_id).status is Status.SUCCEEDED
     assert rig.left() == 0
     assert rig.failed == []
+
+
+def test_the_store_knows_which_queues_have_a_receiver_and_why_receiving_fails() -> None:
+    rig = DeliveryRig()
+    rig.service.broken.add("receive")
+    rig.worker({"run": _nothing})
+    rig.run(15)
+    [broken] = rig.driver.inspector.delivery("default")
+    rig.service.broken.clear()
+    rig.run(60)
+    [works] = rig.driver.inspector.delivery("default")
+
+    assert (broken.role, works.role) == (DeliveryRole.RECEIVER, DeliveryRole.RECEIVER)
+    assert (bool(broken.problem), bool(works.problem)) == (True, False)
+    assert works.seen_at is not None
+    assert works.seen_at > rig.world.store_time() - timedelta(seconds=15)
+
+
+def test_a_worker_without_messages_records_no_receiver() -> None:
+    rig = DeliveryRig()
+    worker = Worker(rig.driver, runtime=rig.runtime("w"))
+    worker.register("run", _nothing)
+    worker.start()
+    rig.run(15)
+
+    assert len(rig.driver.inspector.workers()) == 1
+    assert rig.driver.inspector.delivery("default") == []
 
 
 @pytest.mark.parametrize(
@@ -268,7 +296,7 @@ def test_a_message_of_a_type_without_a_handler_is_left_for_others() -> None:
 
 def test_a_message_of_an_unknown_job_is_deleted_when_it_was_seen_a_few_times() -> None:
     rig = DeliveryRig()
-    rig.send_text(encode_message(Message(JobId(new_job_id()), 1)))
+    rig.send_text(encode_message([NamedJob(JobId(new_job_id()), 1)]))
     rig.worker({"run": _nothing})
 
     rig.run(MAX_UNKNOWN_RECEIVES * V - 1)
@@ -385,10 +413,9 @@ def test_while_messages_cannot_be_received_jobs_are_taken_from_the_store(caplog:
         rig.run(40)
 
     assert rig.job(job_id).status is Status.SUCCEEDED
-    first, last = [record.message for record in caplog.records if record.message.startswith("queue default: ")]
-    assert first.startswith("queue default: SQS unavailable (")
-    assert first.endswith("); polling the store")
-    assert last == "queue default: messages arrive again"
+    first, *_, last = caplog.messages
+    assert first == "queue service unavailable; polling the store: receive is broken"
+    assert last.startswith("queue service available again after ")
 
 
 def test_a_job_whose_message_was_lost_is_taken_without_it() -> None:

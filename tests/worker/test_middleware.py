@@ -14,6 +14,7 @@ from taskharbor.drivers.memory import MemoryDriver
 from tests.support.worker_rig import drained, enqueue, stored, worker_for
 
 if TYPE_CHECKING:
+    from taskharbor import Harbor
     from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
     from taskharbor.worker import Context
@@ -54,6 +55,19 @@ def test_the_first_middleware_is_the_outermost(driver: Driver) -> None:
     drained(driver, {"greet": lambda _job: None}, middleware=[_sync("first", log), _sync("second", log)])
 
     assert [step for step, _ in log] == ["first in", "second in", "second out", "first out"]
+
+
+def test_the_middleware_of_a_harbor_is_outside_of_that_of_its_worker(quick: Harbor) -> None:
+    log: list[Any] = []
+
+    @quick.task
+    def greet() -> None: ...
+
+    quick.wrap(_sync("harbor", log))
+    greet.enqueue()
+    quick.worker(middleware=[_sync("worker", log)]).drain()
+
+    assert [step for step, _ in log] == ["harbor in", "worker in", "worker out", "harbor out"]
 
 
 def test_sync_middleware_runs_in_the_thread_of_its_handler(driver: Driver) -> None:

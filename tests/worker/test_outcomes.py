@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from taskharbor import Client, JobRequest, Worker
 from taskharbor.core.hooks import AttemptFailed
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AttemptOutcome
@@ -47,6 +48,20 @@ def test_a_handler_that_raises_is_tried_again_by_the_policy(driver: Driver) -> N
     assert job.last_error is not None
     assert "boom" in job.last_error
     assert [each.outcome for each in _attempts(driver, job_id)] == [AttemptOutcome.FAILED]
+
+
+def test_the_worker_decides_on_delays_and_the_client_on_attempts(driver: Driver) -> None:
+    client = Client(driver, max_attempts=4)
+    default, own = (client.enqueue(JobRequest(type=type)).id for type in ("default", "own"))
+    worker = Worker(driver, policy=RetryPolicy(backoff=Fixed(HOUR)))
+    worker.register("default", _raising(ValueError("boom")))
+    worker.register("own", _raising(ValueError("boom")), policy=RetryPolicy(backoff=Fixed(2 * HOUR)))
+
+    worker.drain()
+
+    delays = [stored(driver, each).scheduled_for - driver.inspector.now() for each in (default, own)]
+    assert [round(delay / HOUR, 1) for delay in delays] == [1.0, 2.0]
+    assert [stored(driver, each).max_attempts for each in (default, own)] == [4, 4]
 
 
 def test_a_retry_waits_for_as_long_as_the_handler_asked(driver: Driver) -> None:
@@ -154,7 +169,7 @@ def test_a_handler_may_make_its_job_a_dead_letter(driver: Driver) -> None:
 def test_a_job_without_a_handler_becomes_a_dead_letter_with_that_reason(driver: Driver) -> None:
     job_id = enqueue(driver, "unheard.of")
 
-    drained(driver, {"greet": print}, unhandled_after=NOW)
+    drained(driver, {"greet": print}, unknown_types="dead-letter")
 
     job = stored(driver, job_id)
     assert job.status is Status.DEAD

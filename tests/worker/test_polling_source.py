@@ -14,8 +14,8 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.worker.execution import Execution, ExecutionSlots
-from tests.support.stages import StageRecorder, polling_source, worker_config
+from taskharbor.worker.execution import Execution
+from tests.support.stages import StageRecorder, polling_source, slots_without_prefetch, worker_config
 from tests.support.waiting import wait_until
 from tests.support.worker_rig import (
     LIMIT_SECONDS,
@@ -97,11 +97,11 @@ def test_no_more_jobs_run_at_once_than_allowed(driver: Driver) -> None:
     assert counter.highest["all"] == 3
 
 
-def test_no_job_is_claimed_before_a_slot_is_free(driver: Driver) -> None:
+def test_no_job_is_claimed_before_a_slot_is_free_without_prefetch(driver: Driver) -> None:
     claims = ClaimCounter()
     jobs = [enqueue(driver, "run") for _ in range(40)]
 
-    with running_worker(meddled(driver, claims), {"run": claims.end}, concurrency=4):
+    with running_worker(meddled(driver, claims), {"run": claims.end}, concurrency=4, prefetch=0):
         assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
     assert claims.most_claimed <= 4
@@ -252,7 +252,7 @@ def test_a_worker_with_free_slots_does_not_poll_when_a_job_ends(monkeypatch: pyt
 
 def test_a_slot_freed_during_a_poll_is_used_immediately() -> None:
     driver, runtime = MemoryDriver(), ThreadRuntime(sync_threads=1)
-    slots = ExecutionSlots(runtime, concurrency=2, queues={"full": 1, "other": 1})
+    slots = slots_without_prefetch(runtime, concurrency=2, queues={"full": 1, "other": 1})
     enqueue(driver, "run", queue="full")
     [claim] = driver.reserve("full", token=new_token(), worker="w", lease=LONG, limit=1, overdue_after=LONG)
     execution = Execution(claim, ends_at=time.monotonic() + LIMIT_SECONDS, times_out_at=None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import contextmanager
 from datetime import timedelta
-from itertools import pairwise
+from itertools import count, pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,12 +17,14 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settled, Settlement, Skipped
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.worker.execution import Execution, ExecutionSlots
-from taskharbor.worker.recorder import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Recorder
-from tests.support.stages import StageRecorder
+from taskharbor.worker.execution import Execution
+from taskharbor.worker.recorder import FIRST_RETRY_SECONDS, IDLE_PAUSE, MAX_RETRY_SECONDS, Recorder
+from taskharbor.worker.statistics import AttemptStatistics
+from tests.support.stages import StageRecorder, slots_without_prefetch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
 
     from taskharbor.core.ids import JobId
 
@@ -68,10 +72,17 @@ class Rig:
         )
         by_id = {claim.job.id: Execution(claim, ends_at=ends_at, times_out_at=None) for claim in claims}
         self.executions = [by_id[job_id] for job_id in self.ids]
-        self.slots = ExecutionSlots(self.runtime, concurrency=jobs, queues={"default": jobs})
+        self.slots = slots_without_prefetch(self.runtime, concurrency=jobs, queues={"default": jobs})
         self.slots.fill("default", self.slots.acquire("default", jobs), self.executions)
         self.stages = StageRecorder()
-        self.recorder = Recorder(self.runtime, self.store, self.slots, self.stages.loops, self.stages.hooks)
+        self.recorder = Recorder(
+            self.runtime,
+            self.store,
+            self.slots,
+            self.stages.loops,
+            self.stages.hooks,
+            statistics=AttemptStatistics(self.runtime),
+        )
 
     @property
     def reported(self) -> list[tuple[JobId, Outcome | None, Any]]:
@@ -108,6 +119,63 @@ def test_only_the_first_outcome_of_an_attempt_is_recorded_and_reported() -> None
     assert rig.stages.woken == ["recorder"]
     assert [outcome for _, outcome, _ in rig.reported] == [release]
     assert rig.statuses() == [Status.PENDING]
+
+
+@pytest.mark.parametrize(("result", "sizes"), [(None, [1_000, 200]), (b"1", [500, 500, 200])])
+def test_outcomes_are_settled_by_the_thousand_and_with_results_by_the_500(
+    result: bytes | None, sizes: list[int]
+) -> None:
+    rig = Rig(jobs=1_200)
+
+    rig.end(*range(1_200), outcome=Outcome.ack(result))
+    rig.run(1.0)
+
+    assert [len(call) for call in rig.store.calls] == sizes
+    assert set(rig.statuses()) == {Status.SUCCEEDED}
+
+
+@contextmanager
+def interrupted(function: Any, moment: int, interrupt: Callable[[], None]) -> Iterator[None]:
+    """Call *interrupt* before the bytecode instruction number *moment* of *function*, as a switch of threads would."""
+    instructions = count()
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Any:
+        if frame.f_code is not function.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(instructions) == moment:
+            interrupt()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("waiting", [0, 1, 3])
+def test_an_outcome_is_recorded_whenever_the_recorder_runs_during_its_put(waiting: int) -> None:
+    def run_until_idle() -> None:
+        interruptions.append(moment)
+        rig.stages.woken.clear()  # as a loop does before its tick
+        while rig.recorder.tick() != IDLE_PAUSE:
+            pass
+
+    interruptions = list[int]()
+    for moment in count():
+        rig = Rig(jobs=waiting + 1)
+        rig.end(*range(waiting))
+        with interrupted(Recorder.put, moment, run_until_idle):
+            rig.end(waiting)
+        if moment not in interruptions:
+            break
+        if rig.stages.woken:
+            run_until_idle()
+        assert rig.statuses() == [Status.SUCCEEDED] * (waiting + 1), f"lost by a switch before instruction {moment}"
+
+    assert len(interruptions) > 50
 
 
 @pytest.mark.parametrize("error", [RuntimeError("58030"), StoreUnavailable("away"), KeyError("PENDING")])

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from taskharbor.core.errors import OutcomeNotStorable
-from taskharbor.core.hooks import AttemptFailed, JobClaimed, JobDead, JobSucceeded
+from taskharbor.core.hooks import AttemptFailed, JobDead, JobsClaimed, JobsStarted, JobsSucceeded
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
 from tests.support.waiting import wait_until
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 def _nothing(_job: Job) -> None: ...
 
 
+def kinds(events: list[Any]) -> list[type]:
+    """Return the events of jobs, without those of messages and outages."""
+    return [type(event) for event in events if isinstance(event, JobsClaimed | JobsStarted | JobsSucceeded)]
+
+
 def test_a_success_is_reported_only_after_its_commit(driver: Driver) -> None:
     hold, events = Hold("settle"), list[Any]()
     hold.is_on.set()
@@ -32,13 +37,13 @@ def test_a_success_is_reported_only_after_its_commit(driver: Driver) -> None:
     with running_worker(meddled(driver, hold), {"run": _nothing}, hooks=[events.append]):
         job_id = enqueue(driver, "run")
         assert hold.came.wait(LIMIT_SECONDS)
-        before = [type(event) for event in events]
+        before = kinds(events)
         hold.may_go.set()
-        wait_until(lambda: len(events) == 2)
+        wait_until(lambda: JobsSucceeded in kinds(events))
 
-    assert before == [JobClaimed]
-    assert isinstance(events[1], JobSucceeded)
-    assert events[1].job.id == job_id
+    assert before == [JobsClaimed, JobsStarted]
+    [succeeded] = [event for event in events if isinstance(event, JobsSucceeded)]
+    assert [job.id for job in succeeded.jobs] == [job_id]
 
 
 def test_an_outcome_whose_reply_was_lost_is_recorded_and_reported_once(driver: Driver) -> None:
@@ -49,11 +54,11 @@ def test_an_outcome_whose_reply_was_lost_is_recorded_and_reported_once(driver: D
         job_id = enqueue(driver, "run")
         wait_until(lambda: len(outage.refused) > 0)
         assert stored(driver, job_id).status is Status.SUCCEEDED
-        assert [type(event) for event in events] == [JobClaimed]
+        assert kinds(events) == [JobsClaimed, JobsStarted]
         outage.end()
-        wait_until(lambda: len(events) == 2)
+        wait_until(lambda: len(kinds(events)) == 3)
 
-    assert [type(event) for event in events] == [JobClaimed, JobSucceeded]
+    assert kinds(events) == [JobsClaimed, JobsStarted, JobsSucceeded]
 
 
 def test_failures_and_deaths_are_reported_with_their_reason(driver: Driver) -> None:
@@ -62,12 +67,21 @@ def test_failures_and_deaths_are_reported_with_their_reason(driver: Driver) -> N
     with running_worker(driver, {"fail": lambda _job: 1 / 0}, hooks=[events.append]):
         enqueue(driver, "fail")
         enqueue(driver, "fail", max_attempts=1)
-        wait_until(lambda: len(events) == 4)
+        wait_until(lambda: len([event for event in events if isinstance(event, AttemptFailed | JobDead)]) == 3)
 
-    [failed] = [event for event in events if isinstance(event, AttemptFailed)]
+    retried, given_up = sorted(
+        (event for event in events if isinstance(event, AttemptFailed)), key=lambda event: event.retry_at is None
+    )
     [dead] = [event for event in events if isinstance(event, JobDead)]
-    assert failed.failure.type == "ZeroDivisionError"
+    waiting = Status.ENQUEUED if stored(driver, retried.job.id).sends else Status.FAILED
+    assert (retried.failure.type, retried.status) == ("ZeroDivisionError", waiting)
+    assert retried.retry_at is not None
+    assert retried.retry_at > retried.ended_at
+    assert (given_up.job.id, given_up.status) == (dead.job_id, Status.DEAD)
     assert dead.reason == "attempts exhausted"
+    for event in (retried, given_up, dead):
+        assert isinstance(event.exception, ZeroDivisionError)
+        assert event.exception.__traceback__ is not None
 
 
 def test_a_worker_keeps_its_jobs_during_an_outage_and_continues_afterwards(driver: Driver) -> None:
@@ -186,16 +200,32 @@ def test_a_lease_that_ends_while_its_outcome_is_on_its_way_is_no_error(driver: D
         # The lease is extended until the outcome is committed.
         wait_until(lambda: stored(driver, job_id).lease_expires_at != expires_at)
         hold.may_go.set()
-        wait_until(lambda: len(events) == 2)
-
-    assert isinstance(events[1], JobSucceeded)
+        wait_until(lambda: kinds(events) == [JobsClaimed, JobsStarted, JobsSucceeded])
 
 
 def test_a_worker_records_that_it_is_alive_and_what_it_runs(driver: Driver) -> None:
     with running_worker(driver, {"b": _nothing, "a": _nothing}, queues=["mail"], concurrency=3, name="w-1"):
         wait_until(lambda: len(driver.inspector.workers()) == 1)
+        [record] = driver.inspector.workers()
 
-    [record] = driver.inspector.workers()
     assert (record.id, record.queues, record.types, record.concurrency) == ("w-1", ("mail",), ("a", "b"), 3)
     assert record.seen_at is not None
     assert abs(record.seen_at - record.started_at) < timedelta(seconds=20)
+
+
+def test_a_handler_that_blocks_the_event_loop_does_not_delay_the_outcomes_of_others() -> None:
+    driver, recorded = MemoryDriver(), list[bool]()
+
+    async def run(_job: Job) -> None: ...
+
+    async def block(_job: Job) -> None:
+        # It runs in the cycle of the loop in which the others have ended, and keeps the loop from its next cycle.
+        wait_until(lambda: all(job.status is Status.SUCCEEDED for job in driver.inspector.get(others).values()))
+        recorded.append(True)
+
+    others = [enqueue(driver, "run") for _ in range(100)]
+    last = enqueue(driver, "block")
+    with running_worker(driver, {"run": run, "block": block}, concurrency=len(others) + 1):
+        ended(driver, last)
+
+    assert recorded == [True]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.core.hooks import AttemptReturned, JobClaimed
+from taskharbor.core.hooks import AttemptReturned, JobsClaimed
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
@@ -162,6 +162,21 @@ def test_jobs_of_a_claim_whose_reply_was_lost_are_released(driver: Driver) -> No
     assert _was_released(driver, job_id)
 
 
+def test_a_worker_without_jobs_stops_at_once_while_the_store_is_away(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    outage = Outage()
+    worker = worker_for(meddled(driver, outage), {"run": print}, lease=LONG)
+    worker.start()
+    outage.begin()
+    wait_until(lambda: outage.refused.count("read_back") > 1)
+    start = time.monotonic()
+    worker.stop(LONG)
+
+    assert time.monotonic() - start < LONG.total_seconds() / 2  # neither the grace nor a lease
+    assert [record for record in caplog.records if "reading back claims failed" in record.getMessage()] == []
+
+
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
 def test_a_store_that_never_comes_back_does_not_keep_a_worker_from_stopping(driver: Driver) -> None:
     outage = Outage()
@@ -222,7 +237,8 @@ def test_a_job_is_released_once_however_long_that_takes(driver: Driver) -> None:
     worker.stop(NOW)
 
     assert _was_released(driver, job_id)
-    assert [type(event) for event in events] == [JobClaimed, AttemptReturned]
+    reported = [type(event) for event in events if isinstance(event, JobsClaimed | AttemptReturned)]
+    assert reported == [JobsClaimed, AttemptReturned]
 
 
 def test_no_outcome_is_sent_for_a_stuck_job_whose_lease_is_lost() -> None:
@@ -250,6 +266,35 @@ def test_no_outcome_is_sent_for_a_stuck_job_whose_lease_is_lost() -> None:
 
     assert "settle" not in calls
     assert stored(driver, job_id).attempt_count == 1
+
+
+def test_a_worker_that_stops_leaves_the_list(driver: Driver) -> None:
+    worker, other = (worker_for(driver, {"run": print}, name=name) for name in ("one", "two"))
+    for each in (worker, other):
+        each.start()
+    wait_until(lambda: len(driver.inspector.workers()) == 2)
+
+    worker.stop(LONG)
+    ids = [each.id for each in driver.inspector.workers()]
+    other.stop(LONG)
+
+    assert (ids, driver.inspector.workers()) == (["two"], [])
+
+
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+def test_a_record_that_cannot_be_removed_does_not_keep_a_worker_from_stopping(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    outage = Outage("remove_worker")
+    outage.begin()
+    worker = worker_for(meddled(driver, outage), {"run": print}, name="one")
+    worker.start()
+    wait_until(lambda: bool(driver.inspector.workers()))
+
+    worker.stop(LONG)
+
+    assert worker.is_over
+    assert "worker record not removed: store unavailable" in caplog.text
 
 
 def test_a_worker_that_never_started_stops_at_once() -> None:

@@ -12,10 +12,11 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.testing.simulation.runtime import SimulatedRuntime
 from taskharbor.testing.simulation.world import Process, World
-from taskharbor.worker.execution import Execution, ExecutionSlots
+from taskharbor.worker.execution import Execution
 from taskharbor.worker.heartbeats import LeaseHeartbeat
+from taskharbor.worker.refusals import RefusalNotes
 from taskharbor.worker.timeouts import TimeoutMonitor
-from tests.support.stages import StageRecorder, polling_source, worker_config
+from tests.support.stages import StageRecorder, polling_source, slots_without_prefetch, worker_config
 
 LEASE = timedelta(seconds=5)
 
@@ -25,10 +26,19 @@ def test_the_heartbeat_is_late_for_a_claim_that_was_slow_to_arrive_and_not_for_a
     Client(driver).enqueue(JobRequest(type="greet"))
     [claim] = driver.reserve("default", token=new_token(), worker="w", lease=LEASE, limit=1, overdue_after=LEASE)
     runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
-    slots = ExecutionSlots(runtime, concurrency=2, queues={"default": 2})
+    slots = slots_without_prefetch(runtime, concurrency=2, queues={"default": 2})
     stages = StageRecorder()
     timeouts = TimeoutMonitor(runtime, slots, stages.loops, stages.stop, lease=LEASE)
-    heartbeat = LeaseHeartbeat(runtime, driver, slots, timeouts=timeouts, acks=None, config=worker_config(LEASE))
+    heartbeat = LeaseHeartbeat(
+        runtime,
+        driver,
+        slots,
+        timeouts=timeouts,
+        acks=None,
+        failures=stages.failures,
+        refusals=RefusalNotes(stages.loops),
+        config=worker_config(LEASE),
+    )
     heartbeat.tick()
 
     now = runtime.monotonic()
@@ -54,7 +64,7 @@ def test_a_lease_that_was_read_back_counts_from_the_call_whose_reply_was_lost(mo
     driver = ReplyLostOnce()
     Client(driver).enqueue(JobRequest(type="greet"))
     runtime = SimulatedRuntime(Process(World(1), "w"), failed=lambda _part, _error: None)
-    slots, stages = ExecutionSlots(runtime, concurrency=1, queues={"default": 1}), StageRecorder()
+    slots, stages = slots_without_prefetch(runtime, concurrency=1, queues={"default": 1}), StageRecorder()
     source = polling_source(runtime, driver, slots, stages, worker_config(LEASE), types=["greet"])
     called_at = runtime.monotonic()
     source.tick()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,12 +16,28 @@ from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settled, Settlement, Transitioned
 from taskharbor.core.states import Status
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.worker import AttemptStopped
+from tests.support.postgres import emptied
 from tests.support.waiting import wait_until
-from tests.support.worker_rig import LIMIT_SECONDS, SHORT, Hold, Outage, ended, enqueue, meddled, running_worker, stored
+from tests.support.worker_rig import (
+    LIMIT_SECONDS,
+    SHORT,
+    Hold,
+    Outage,
+    ended,
+    enqueue,
+    meddled,
+    running_worker,
+    stored,
+    with_messages,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from taskharbor.core.model import Claim, Job
     from taskharbor.drivers.base import Driver
@@ -28,6 +45,7 @@ if TYPE_CHECKING:
 
 BRIEF: Final = timedelta(milliseconds=500)  # a busy machine may take a while to start the handler
 MINUTE: Final = timedelta(minutes=1)
+HOUR: Final = timedelta(hours=1)
 
 
 class Endless:
@@ -87,12 +105,10 @@ def test_a_handler_within_its_timeout_is_left_alone(driver: Driver) -> None:
         assert ended(driver, enqueue(driver, "run", timeout=timedelta(seconds=20))).status is Status.SUCCEEDED
 
 
-def test_a_cancel_that_was_requested_reaches_a_running_handler_with_the_next_heartbeat(
-    driver: Driver, kind: str
-) -> None:
+def test_a_cancel_reaches_a_running_handler_long_before_the_next_heartbeat(driver: Driver, kind: str) -> None:
     endless = Endless()
 
-    with running_worker(driver, {"run": endless.of(kind)}, lease=SHORT):
+    with running_worker(driver, {"run": endless.of(kind)}, lease=HOUR):
         job_id = enqueue(driver, "run")
         assert endless.began.wait(LIMIT_SECONDS)
         assert driver.cancel([job_id]) == [Transitioned(job_id, Status.PROCESSING)]
@@ -101,6 +117,65 @@ def test_a_cancel_that_was_requested_reaches_a_running_handler_with_the_next_hea
     assert endless.stopped.is_set()
     assert job.status is Status.CANCELED
     assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.CANCELED]
+
+
+@pytest.mark.parametrize("by_messages", [False, True], ids=["polling", "by messages"])
+@pytest.mark.parametrize("is_postgres", [False, True], ids=["sqlite", "postgres"])
+def test_a_cancel_by_another_process_reaches_a_running_handler_at_once(
+    *, is_postgres: bool, by_messages: bool, tmp_path: Path
+) -> None:
+    endless, url = Endless(), emptied() if is_postgres else ""
+
+    def open_driver() -> Driver:
+        return PostgresDriver(url) if is_postgres else SqliteDriver(tmp_path / "jobs.db")
+
+    with closing(open_driver()) as driver, closing(open_driver()) as elsewhere, ExitStack() as stack:
+        if by_messages:
+            stack.enter_context(with_messages(driver))
+        stack.enter_context(running_worker(driver, {"run": endless.sync}, lease=HOUR))
+        job_id = enqueue(driver, "run")
+        assert endless.began.wait(LIMIT_SECONDS)
+
+        elsewhere.cancel([job_id])
+
+        assert ended(driver, job_id).status is Status.CANCELED
+
+
+def test_a_cancel_whose_notification_is_lost_reaches_a_handler_with_the_next_heartbeat(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = Endless()
+    listen = driver.listen
+    monkeypatch.setattr(driver, "listen", lambda queues, **_: listen(queues))
+
+    with running_worker(driver, {"run": endless.sync}, lease=SHORT):
+        job_id = enqueue(driver, "run")
+        assert endless.began.wait(LIMIT_SECONDS)
+        driver.cancel([job_id])
+
+        assert ended(driver, job_id).status is Status.CANCELED
+
+
+def test_cancels_during_a_read_of_the_requests_share_the_next_read() -> None:
+    endless, hold, driver = Endless(), Hold("cancel_requested"), MemoryDriver()
+    reads: list[str] = []
+
+    def count(verb: str, call: Callable[[], Any]) -> Any:
+        reads.extend([verb] if verb == "cancel_requested" else [])
+        return hold(verb, call)
+
+    with running_worker(meddled(driver, count), {"run": endless.sync}, lease=HOUR, concurrency=30):
+        job_ids = [enqueue(driver, "run") for _ in range(30)]
+        wait_until(lambda: all(stored(driver, job_id).status is Status.PROCESSING for job_id in job_ids))
+        hold.is_on.set()
+        driver.cancel(job_ids[:1])
+        assert hold.came.wait(LIMIT_SECONDS)
+        for job_id in job_ids[1:]:
+            driver.cancel([job_id])
+        hold.may_go.set()
+
+        assert {ended(driver, job_id).status for job_id in job_ids} == {Status.CANCELED}
+    assert len(reads) <= 4
 
 
 def test_a_success_wins_over_a_cancel_that_was_requested(driver: Driver) -> None:

@@ -31,12 +31,13 @@ LEASE: Final = timedelta(seconds=5)
 OUTAGE_SECONDS: Final = 4.0  # shorter than a lease
 POLLED: Final = (
     "reserve", "read_back", "settle", "extend", "save_progress", "now", "claim_duty", "expire", "bury", "roll_up",
-    "record_worker", "due_schedules", "prune", "prune_audit", "prune_workers",
+    "record_worker", "due_schedules", "prune", "prune_audit", "prune_workers", "prune_schedules",
 )  # fmt: skip
 WITH_MESSAGES: Final = (
     "claim",
     "dispatch",
     "record_dispatch",
+    "record_delivery",
     "next_due_in",
     "settle",
     "extend",

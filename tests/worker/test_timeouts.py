@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor.cli.main import ExitCode
+from taskharbor.core.errors import JobTimedOut
+from taskharbor.core.failure import Failure
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
@@ -21,7 +24,7 @@ from tests.support.worker_rig import LIMIT_SECONDS, LONG, ended, enqueue, runnin
 from tests.worker.conftest import BY_MESSAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
@@ -48,7 +51,8 @@ def test_at_the_timeout_the_log_names_the_job_and_shows_the_stack_once(
     assert "still running" not in before
     assert line.levelno == logging.WARNING
     assert f"job {execution.claim.job.id} (greet) attempt 1" in line.getMessage()
-    assert "its timeout of 20.0 s" in line.getMessage()
+    assert "its timeout of 20 s" in line.getMessage()
+    assert "isolate=True makes a task that can be killed" in line.getMessage()
     assert "in _wait" in line.getMessage()
     assert "self.may_end.wait(LIMIT_SECONDS)" in line.getMessage()
 
@@ -94,6 +98,15 @@ def test_a_worker_with_half_of_its_slots_lost_is_asked_to_end_once(rig: Rig, cap
     assert f"2 of 4 slots lost; draining, then ending with exit code {LOST_SLOTS_EXIT}" in caplog.text
 
 
+def test_slots_lost_while_a_worker_stops_do_not_postpone_its_end(rig: Rig) -> None:
+    rig.start(jobs=2)
+    rig.request_stop()
+
+    rig.pass_time(45)
+
+    assert (rig.ends, rig.timeouts.is_exhausted, rig.slots.lost_slots) == ([True], False, 2)
+
+
 class Stuck:
     """A sync handler whose first attempt does not return until it may."""
 
@@ -119,6 +132,35 @@ def stuck() -> Iterator[Stuck]:
 
 def _outcomes(driver: Driver, job_id: JobId) -> list[AttemptOutcome]:
     return [each.outcome for each in driver.inspector.attempts([job_id])]
+
+
+async def _sleeps(_job: Job) -> None:
+    await asyncio.sleep(LIMIT_SECONDS)
+
+
+def _polls(_job: Job, ctx: Context) -> None:
+    while True:
+        ctx.raise_if_cancelled()
+        threading.Event().wait(0.01)
+
+
+@IN_MEMORY
+@pytest.mark.parametrize("handler", [_sleeps, _polls])
+def test_the_traceback_of_a_timeout_shows_where_the_handler_stopped(
+    handler: Callable[..., object], driver: Driver
+) -> None:
+    with running_worker(driver, {"run": handler}):
+        job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
+        ended(driver, job_id)
+
+    [attempt] = driver.inspector.attempts([job_id])
+    assert attempt.failure is not None
+    assert attempt.outcome is AttemptOutcome.TIMED_OUT
+    assert f"in {handler.__name__}\n" in attempt.failure.traceback
+    assert "_call_" not in attempt.failure.traceback  # it begins in the handler
+    assert (
+        attempt.failure.fingerprint == Failure.of(JobTimedOut(job_id, BRIEF)).fingerprint
+    )  # one group of dead letters
 
 
 def test_a_sync_handler_that_returns_after_its_timeout_is_recorded_as_timed_out(driver: Driver, stuck: Stuck) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from taskharbor.core.claims import UNHANDLED_AFTER
 from taskharbor.core.states import Status
 from taskharbor.worker import Worker
-from taskharbor.worker.config import UNHANDLED_AFTER
 from tests.support.delivery_rig import LEASE, DeliveryRig
 
 if TYPE_CHECKING:

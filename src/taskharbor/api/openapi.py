@@ -11,17 +11,21 @@ from fastapi import APIRouter
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from taskharbor import views
+from taskharbor import statistics, views
 from taskharbor._version import __version__
 from taskharbor.api.problems import MEDIA_TYPE, RETRY_AFTER_SECONDS
 from taskharbor.api.responses import Problem
-from taskharbor.api.routing import PUBLIC, ApiRequest, ApiRoute, requires_scope
+from taskharbor.api.routing import ANY_KEY, PUBLIC, ApiRequest, ApiRoute, requires_scope
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import JobId, Token
+from taskharbor.core.log_lines import AttemptLines, LogLine
 from taskharbor.core.model import Attempt, AttemptOutcome, Job, Schedule, WorkerRecord
-from taskharbor.core.results import DeadLetterGroup, FinishedCount, QueueStats
+from taskharbor.core.operations import Operation, OperationId, OperationKind, OperationOptions, OperationState
+from taskharbor.core.results import DeadLetterGroup, JobFilter, QueueStats
 from taskharbor.core.states import Event, Status
+from taskharbor.core.statistics import HOUR, MINUTE, AppVersion, GroupBy, Metric, SeriesPoint, SeriesQuery
 from taskharbor.diagnosis import Cause, Diagnosis
+from taskharbor.timeline import Kind, TimelineEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -73,6 +77,39 @@ ATTEMPT: Final = views.attempt_view(
         failure=_FAILURE,
     )
 )
+TIMELINE: Final = [
+    TimelineEntry(at=_NOON, kind=Kind.CREATED, life=1, by="ci", action="jobs.enqueue").view(),
+    TimelineEntry(
+        at=_NOON + timedelta(seconds=1),
+        kind=Kind.ATTEMPT,
+        life=1,
+        attempt=1,
+        worker="web-1:4711:0a1b2c3d",
+        outcome="LOST",
+        wait=timedelta(seconds=1),
+        run=timedelta(seconds=30),
+        ended_at=_NOON + timedelta(seconds=31),
+    ).view(),
+    TimelineEntry(
+        at=_NOON + timedelta(seconds=44),
+        kind=Kind.REFUSED,
+        life=1,
+        attempt=1,
+        worker="web-1:4711:0a1b2c3d",
+        action="ack",
+    ).view(),
+]
+LOG: Final = views.log_view(
+    AttemptLines(
+        job_id=_ID,
+        token=Token(UUID(int=7)),
+        attempt=1,
+        worker_id="web-1:4711:0a1b2c3d",
+        dropped=0,
+        lines=(LogLine(_NOON, "WARNING", "shop.mail", "no answer from mail.example; trying the next server"),),
+        saved_at=_NOON + timedelta(seconds=2),
+    )
+)
 WHY: Final = Diagnosis(
     job_id=_ID, status=Status.PENDING, cause=Cause.AHEAD, text="2 jobs of its queue come first", ahead=2
 ).view()
@@ -87,11 +124,36 @@ GROUP: Final = views.group_view(
         last_at=_NOON + timedelta(hours=1),
         sample=_ID,
     )
+) | {"hours": [{"hour": views.iso_time(_NOON), "count": 2}], "first_version": "4f2c"}
+OPERATION: Final = views.operation_view(
+    Operation(
+        id=OperationId(UUID("0a1b2c3d-1111-4222-8333-444455556666")),
+        kind=OperationKind.REQUEUE,
+        by="key:1a2b3c4d ops",
+        reason="the mail server is back",
+        filter=JobFilter(type="email.send", statuses=frozenset({Status.DEAD})),
+        options=OperationOptions(rate=10),
+        matched=38,
+        is_capped=False,
+        digest="",
+        state=OperationState.RUNNING,
+        created_at=_NOON,
+        next_at=_NOON + timedelta(seconds=6),
+        started_at=_NOON + timedelta(seconds=5),
+        step=1,
+        done=10,
+    )
 )
 QUEUE: Final = views.queue_view(
     QueueStats(name="default", counts=_COUNTS, oldest_due=_NOON, paused_at=None, paused_by=None),
     now=_NOON + timedelta(seconds=5),
-)
+) | {
+    "workers": 2,
+    "capacity": 32,
+    "arrived_per_minute": 410.0,
+    "ended_per_minute": 640.0,
+    "drained_in_seconds": 0.8,
+}
 SCALING: Final = {
     "queue": "default",
     "backlog": 3,
@@ -99,7 +161,7 @@ SCALING: Final = {
     "oldest_age_seconds": 5.0,
     "is_paused": False,
     "workers": 1,
-    "hint": 1,
+    "suggested_workers": 1,
 }
 NEW_SCHEDULE: Final = {"cron": "0 2 * * *", "timezone": "Europe/Paris", "type": "reports.nightly"}
 SCHEDULE: Final = views.schedule_view(
@@ -112,7 +174,9 @@ SCHEDULE: Final = views.schedule_view(
         payload=b"null",
         options={"missed": "once", "overlap": "allow"},
         next_at=_NOON + timedelta(hours=13),
-    )
+        declared_at=_NOON,
+    ),
+    declared=["nightly"],
 )
 WORKER: Final = views.worker_view(
     WorkerRecord(
@@ -122,11 +186,41 @@ WORKER: Final = views.worker_view(
         queues=("default",),
         types=("email.send",),
         concurrency=16,
+        schedules=("nightly",),
         started_at=_NOON,
         seen_at=_NOON,
+        busy_slots=3,
+        version="4f2c",
+        library=__version__,
     )
-) | {"is_alive": True}
-MINUTE: Final = views.finished_view(FinishedCount(minute=_NOON, queue="default", status=Status.SUCCEEDED, count=120))
+) | {"state": "live", "is_alive": True}
+WORKER_DETAIL: Final = WORKER | {
+    "held": [],
+    "holds_more": False,
+    "lost": [
+        {
+            "job_id": ID,
+            "type": "email.send",
+            "queue": "default",
+            "status": "SUCCEEDED",
+            "attempt": 1,
+            "started_at": views.iso_time(_NOON),
+            "lost_at": views.iso_time(_NOON + timedelta(seconds=31)),
+            "next": {
+                "worker": "web-2:4711:0a1b2c3d",
+                "started_at": views.iso_time(_NOON + timedelta(seconds=32)),
+                "wait_seconds": 1.0,
+                "outcome": "SUCCEEDED",
+            },
+        }
+    ],
+}
+SERIES: Final = statistics.series_view(
+    SeriesQuery(metric=Metric.ENDED, by=GroupBy.STATUS, since=_NOON - HOUR, until=_NOON),
+    [SeriesPoint(_NOON - MINUTE, "SUCCEEDED", 120)],
+)
+TYPE: Final = {"type": "email.send", "workers": 2, "attempts_last_hour": 1_204}
+VERSION: Final = statistics.version_view(AppVersion("4f2c", _NOON - HOUR, _NOON))
 STATS: Final = {
     "now": views.iso_time(_NOON),
     "counts": QUEUE["counts"],
@@ -144,13 +238,17 @@ _DESCRIPTIONS: Final = {
     409: "The job's state does not allow this. The problem has the state and the allowed actions.",
     412: "The job has changed since the ETag of If-Match was read.",
     413: "The body is too large; the rest of it was not read.",
-    422: "A field is invalid, or the idempotency key was used with another body. The problem names the field.",
+    415: "The body is not declared as JSON by its Content-Type.",
+    422: (
+        "A field is invalid, no task of the app has the type, or the idempotency key was used with another body. "
+        "The problem names the field."
+    ),
     429: "Too many waits and streams are open.",
     503: "The store is unavailable, or too many requests are waiting for it.",
 }
 _WITH_RETRY: Final = (429, 503)
 COMMON_PROBLEMS: Final = (401, 403, 503)
-BODY_PROBLEMS: Final = (400, 413, 422)
+BODY_PROBLEMS: Final = (400, 413, 415, 422)
 JSON: Final = "application/json"
 
 IF_MATCH: Final = {
@@ -168,6 +266,22 @@ IDEMPOTENCY_KEY: Final = {
     "schema": {"type": "string", "pattern": KEY_PATTERN},
     "example": "welcome-7",
 }
+TRACE_CONTEXT: Final = (
+    {
+        "name": "traceparent",
+        "in": "header",
+        "description": "The W3C trace context, which is stored with the job. It is ignored if it is malformed.",
+        "schema": {"type": "string"},
+        "example": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    },
+    {
+        "name": "tracestate",
+        "in": "header",
+        "description": "The state of tracing systems, which is stored with a valid traceparent.",
+        "schema": {"type": "string"},
+        "example": "vendor=t61rcWkgMzE",
+    },
+)
 router: Final = APIRouter(route_class=ApiRoute, include_in_schema=False)
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -252,7 +366,9 @@ def _complete(app: FastAPI, paths: dict[str, Any]) -> None:
     for route in routes_of(app):
         for method in (route.methods or ()) if route.include_in_schema else ():
             operation = paths[route.path_format][method.lower()]
-            operation["security"] = [] if route.needs == PUBLIC else [{"key": [route.needs]}]
+            operation["security"] = (
+                [] if route.needs == PUBLIC else [{"key": [] if route.needs == ANY_KEY else [route.needs]}]
+            )
             for status, response in route.responses.items():
                 for media, content in response.get("content", {}).items():
                     operation["responses"][str(status)]["content"][media] |= content
@@ -269,6 +385,6 @@ def routes_of(app: FastAPI) -> list[ApiRoute]:
 def _rows(schema: dict[str, Any]) -> Iterator[str]:
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
-            scope = next((scopes["key"][0] for scopes in operation["security"]), "")
+            scope = next((scope for scopes in operation["security"] for scope in scopes["key"]), "")
             cells = (method.upper(), path, operation["summary"], scope)
             yield f"<tr>{''.join(f'<td>{escape(cell)}' for cell in cells)}"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from ast import literal_eval
 from dataclasses import dataclass
+from difflib import get_close_matches
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fastapi import FastAPI, Request
+    from pydantic import BaseModel
 
 _LOG: Final = logging.getLogger("taskharbor.api")
 MEDIA_TYPE: Final = "application/problem+json"
@@ -42,19 +46,23 @@ ERROR_STATUSES: Final[Mapping[type[Exception], ErrorStatus]] = MappingProxyType(
     Exception:                   ErrorStatus(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected"),
     errors.TaskHarborError:      ErrorStatus(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected"),
     errors.UsageError:           ErrorStatus(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request"),
+    errors.UnknownType:          ErrorStatus(HTTPStatus.UNPROCESSABLE_ENTITY, "unknown-type"),
     errors.CodecMismatch:        ErrorStatus(HTTPStatus.INTERNAL_SERVER_ERROR, "codec-mismatch"),
     errors.PayloadNotDecodable:  ErrorStatus(HTTPStatus.INTERNAL_SERVER_ERROR, "payload-not-decodable"),
     errors.IdempotencyConflict:  ErrorStatus(HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict"),
     errors.IllegalTransition:    ErrorStatus(HTTPStatus.CONFLICT, "illegal-transition"),
     errors.JobNotFound:          ErrorStatus(HTTPStatus.NOT_FOUND, "job-not-found"),
+    errors.OperationConflict:    ErrorStatus(HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-conflict"),
+    errors.OperationNotFound:    ErrorStatus(HTTPStatus.NOT_FOUND, "operation-not-found"),
     errors.ScheduleNotFound:     ErrorStatus(HTTPStatus.NOT_FOUND, "schedule-not-found"),
     errors.SchemaOutOfDate:      ErrorStatus(HTTPStatus.SERVICE_UNAVAILABLE, "schema-out-of-date"),
     errors.StoreUnavailable:     ErrorStatus(HTTPStatus.SERVICE_UNAVAILABLE, "store-unavailable"),
 })
 # fmt: on
 
-# Codes of errors that the framework raises.
-_CODES: Final = MappingProxyType({404: "no-such-path", 405: "method-not-allowed"})
+# pydantic begins its messages with what it has got: "Input should be …", "String should have …".
+_STEP: Final = re.compile(r"""\[(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]|(?:^|[.\[])(?P<name>\w+)""")
+_SUBJECT: Final = re.compile(r"^(Input|String|List|Dictionary|Value) should ")
 
 
 class HttpProblem(HTTPException):
@@ -119,19 +127,37 @@ def problem_response(body: Mapping[str, Any], headers: Mapping[str, str] | None 
     return Response(json.dumps(body), status, {**own, **(headers or {})}, MEDIA_TYPE)
 
 
-async def _refused(_request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101  it is registered for this type
     if isinstance(error, HttpProblem):
         return problem_response(problem(error.status_code, error.code, error.detail, **error.more), error.headers)
-    code = _CODES.get(error.status_code, "malformed")
-    return problem_response(problem(error.status_code, code, error.detail), error.headers)
+    code, detail = _of_the_framework(request, error)
+    return problem_response(problem(error.status_code, code, detail), error.headers)
 
 
-async def _invalid(_request: Request, error: Exception) -> Response:
+def _of_the_framework(request: Request, error: HTTPException) -> tuple[str, str]:
+    """Return the code and the detail of an error that the framework raises."""
+    match error.status_code:
+        case HTTPStatus.NOT_FOUND:
+            return "no-such-path", f"no such path; {request.scope.get('root_path', '')}/docs lists all of them"
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = (error.headers or {}).get("Allow", "")
+            return "method-not-allowed", f"this path does not support {request.method}; it supports {allowed}"
+        case _:
+            return "malformed", error.detail
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  it is registered for this type
-    found = list(json_pointers(error.errors()))
-    detail = "; ".join(f"{each['pointer']}: {each['detail']}" for each in found)
-    return problem_response(problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=found))
+    body = getattr(request.scope.get("route"), "body_model", None)
+    return problem_response(invalid(json_pointers(error.errors(), body), whole="body"))
+
+
+def invalid(found: Iterable[dict[str, str]], *, whole: str) -> dict[str, Any]:
+    """Return the problem with these `json_pointers`. *whole* names what the empty pointer points to."""
+    errors = list(found)
+    detail = "; ".join(f"{each['pointer'] or whole}: {each['detail']}" for each in errors)
+    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=errors)
 
 
 async def _raised(request: Request, error: Exception) -> Response:
@@ -160,16 +186,41 @@ def _extra_fields(error: Exception) -> dict[str, Any]:
 
 
 def _pointer(field: str) -> str:
-    """Return a field such as ``jobs[3].payload.a`` as a JSON pointer into the body."""
-    return "".join(f"/{part}" for part in field.replace("[", ".").replace("]", "").split(".") if part)
+    """Return a field such as ``jobs[3].payload['a.b']`` as a JSON pointer into the body."""
+    steps = (step["quoted"] or step["name"] for step in _STEP.finditer(field))
+    return _escaped([literal_eval(step) if step[0] in "'\"" else step for step in steps])
 
 
-def json_pointers(found: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, str]]:
-    """Yield the pointer and the violated rule of each validation error, without the value, which may be secret."""
+def json_pointers(found: Iterable[Mapping[str, Any]], body: type[BaseModel] | None) -> Iterable[dict[str, str]]:
+    """Yield the pointer and the violated rule of each validation error, without the value, which may be secret.
+
+    *body* is the model of the body, if there is one.
+    """
     for each in found:
         source, *path = each["loc"]
         pointer = _escaped(path) if source == "body" else f"{source}: {'/'.join(map(str, path))}"
-        yield {"pointer": pointer, "detail": str(each["msg"])}
+        yield {"pointer": pointer, "detail": _rule(each, path, body)}
+
+
+def _rule(error: Mapping[str, Any], path: Sequence[Any], body: type[BaseModel] | None) -> str:
+    known = [] if body is None else list(body.model_fields)
+    match error["type"]:
+        case "missing" | "model_type" | "model_attributes_type" if not path and body is not None:
+            required = [name for name, field in body.model_fields.items() if field.is_required()]
+            return f"must be a JSON object{_listed('required', required)}{_listed('known', known)}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "must be a JSON object"
+        case "missing":
+            return "required"
+        case "extra_forbidden":
+            near = get_close_matches(str(path[-1]), known, n=1) if len(path) == 1 else []
+            return f"unknown field; did you mean {near[0]}?" if near else "unknown field"
+        case _:
+            return _SUBJECT.sub("must ", str(error["msg"])).replace(" after validation", "")
+
+
+def _listed(label: str, names: Sequence[str]) -> str:
+    return f"; {label} fields: {', '.join(names)}" if names else ""
 
 
 def _escaped(path: Sequence[Any]) -> str:

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from taskharbor.api.problems import HttpProblem
 from taskharbor.core.model import Job
-from taskharbor.views import actions, error_view, job_view, progress_view, run_time, seconds, wait_time
+from taskharbor.views import actions, error_view, iso_time, job_view, progress_view, run_time, seconds, wait_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,21 +22,33 @@ if TYPE_CHECKING:
 
     from taskharbor.api.routing import ApiRequest
     from taskharbor.api.store import JobSnapshot
+    from taskharbor.core.ids import JobId
     from taskharbor.core.model import JobSummary
+    from taskharbor.core.results import Page
+    from taskharbor.diagnosis import Diagnosis
 
 _NULL: Final = "null"
 _json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def page_json(jobs: Sequence[JobSummary], *, following: str | None, now: datetime, root: str) -> bytes:
-    """Return a page of *jobs* without their payloads, and the cursor of the following page, as JSON."""
+def page_json(
+    page: Page, *, following: str | None, now: datetime, root: str, whys: Mapping[JobId, Diagnosis] | None = None
+) -> bytes:
+    """Return a page of jobs without their payloads, and the cursor of the following page, as JSON.
+
+    *whys* are the diagnoses of its jobs, if they are part of it.
+    """
+    jobs = page.jobs
     text, error = cache(_json), cache(lambda line: _json(error_view(line)))
     folder = _json(f"{root}/v1/jobs/")[:-1]
     listed = [
         _job(job, scalars, text=text, error=error, folder=folder)
         for job, scalars in zip(jobs, _scalar_values(jobs, now), strict=True)
     ]
-    return f'{{"jobs":[{",".join(listed)}],"next":{_json(following)}}}'.encode()
+    if whys is not None:
+        listed = [f'{row[:-1]},"why":{_json(whys[job.id].view())}}}' for job, row in zip(jobs, listed, strict=True)]
+    end = f'"next":{_json(following)},"looked_back_to":{_json(iso_time(page.looked_back_to))}'
+    return f'{{"jobs":[{",".join(listed)}],{end}}}'.encode()
 
 
 def _scalar_values(jobs: Sequence[JobSummary], now: datetime) -> Iterator[tuple[str, ...]]:
@@ -86,7 +98,7 @@ def _job(
         f'"cancel_requested_at":{asked},"wait_seconds":{wait},"run_seconds":{run},"progress":{progress},'
         f'"lease":{lease},"error":{error(job.last_error)},"dead":{dead},'
         f'"idempotency_key":{text(job.idempotency_key)},"metadata":{metadata},'
-        f'"links":{{"self":{own}","attempts":{own}/attempts","why":{own}/why","events":{own}/events"}},'
+        f'"links":{{"self":{own}","attempts":{own}/attempts","timeline":{own}/timeline","why":{own}/why","events":{own}/events"}},'
         f'"actions":{text(tuple(actions(job)))}}}'
     )
 
@@ -137,10 +149,9 @@ def etag(job: JobSummary) -> str:
     return f'"{hashlib.sha256(repr(fields).encode()).hexdigest()[:16]}"'
 
 
-def check_if_match(request: ApiRequest, job: JobSummary) -> None:
-    """Reject a request whose If-Match header does not match the job's ETag."""
-    wanted = request.headers.get("if-match")
-    if wanted is None or wanted.strip() == "*" or etag(job) in {each.strip() for each in wanted.split(",")}:
+def check_etag(wanted: str, job: JobSummary) -> None:
+    """Reject a change if *wanted*, a value of an If-Match header, does not match the job's ETag."""
+    if wanted.strip() == "*" or etag(job) in {each.strip() for each in wanted.split(",")}:
         return
     detail = "the job has changed since this ETag was read; read the job again"
     raise HttpProblem(HTTPStatus.PRECONDITION_FAILED, "stale-etag", detail, headers={"ETag": etag(job)})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from taskharbor.api_keys import MAX_NAME_CHARS, SCOPES
 from taskharbor.core.ids import JobId
 from taskharbor.core.request import (
     ATTEMPTS_RANGE,
@@ -24,16 +25,23 @@ from taskharbor.core.request import (
     PRIORITY_RANGE,
     QUEUE_PATTERN,
     TYPE_PATTERN,
-    JobRequest,
 )
+from taskharbor.core.states import Status
 from taskharbor.core.text import is_storable
+from taskharbor.task_options import CallOptions
 
 _RFC_3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _UUID: Final = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _STORABLE: Final = r"^[^\x00]*$"
 _YEARS: Final = r"^(19[7-9][0-9]|[2-8][0-9]{3})-"
+TAG_PATTERN: Final = r"^[^=\x00]{1,64}=[^\x00]{0,1024}$"
 MAX_BATCH: Final = 1_000
 MAX_REASON_CHARS: Final = 500
+MAX_OPERATION_IDS: Final = 10_000
+MAX_START_SECONDS: Final = 86_400
+START_SECONDS: Final = 5.0
+MAX_PAUSE_SECONDS: Final = 31_622_400
+MAX_EXPIRY_SECONDS: Final = 315_360_000
 
 
 def _timestamp(value: object) -> datetime:
@@ -58,6 +66,12 @@ def _storable(value: str) -> str:
 def _whole(value: object) -> object:
     """Accept 7.0 as 7: JSON Schema does, and some languages have only one number type."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _status(value: object) -> Status:
+    if isinstance(value, str) and value in [*Status]:
+        return Status(value)
+    raise PydanticCustomError("status", f"must be one of {', '.join(Status)}")
 
 
 def _job_id(value: object) -> JobId:
@@ -86,6 +100,8 @@ Attempts = Annotated[int, Field(ge=ATTEMPTS_RANGE[0], le=ATTEMPTS_RANGE[-1]), Be
 Priority = Annotated[int, Field(ge=PRIORITY_RANGE[0], le=PRIORITY_RANGE[-1]), BeforeValidator(_whole)]
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS, pattern=_STORABLE), AfterValidator(_storable)]
 Reason = Annotated[str, Field(max_length=MAX_REASON_CHARS, pattern=_STORABLE), AfterValidator(_storable)]
+StatusText = Annotated[Status, BeforeValidator(_status), WithJsonSchema({"enum": [*Status]})]
+TagText = Annotated[str, Field(pattern=TAG_PATTERN), AfterValidator(_storable)]
 _MetadataKey = Annotated[
     str, Field(min_length=1, max_length=MAX_METADATA_KEY_CHARS, pattern=_STORABLE), AfterValidator(_storable)
 ]
@@ -124,35 +140,38 @@ class Body(BaseModel):
 
 
 class NewJobBody(Body):
-    """A job to enqueue."""
+    """A job to enqueue.
+
+    If the server was started with an app, the type must be one of its tasks, and the payload has the arguments of the
+    task by name. Options that are missing or null are those of the task. Metadata is merged with that of the task.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_ONE_TIME)
 
     type: TypeName
     payload: Any = None
-    queue: QueueName = "default"
+    queue: QueueName | None = None
     scheduled_for: Timestamp | None = None
     delay: Delay | None = None
     timeout: Timeout | None = None
     max_attempts: Attempts | None = None
-    priority: Priority = 0
+    priority: Priority | None = None
     idempotency_key: Key | None = None
     metadata: Metadata = {}
 
-    def request(self, key: str | None = None) -> JobRequest:
-        """Return the request for the client; *key* takes precedence over the body's idempotency key."""
-        return JobRequest(
-            type=self.type,
-            payload=self.payload,
-            queue=self.queue,
-            scheduled_for=self.scheduled_for,
-            delay=to_timedelta(self.delay),
-            timeout=to_timedelta(self.timeout),
-            max_attempts=self.max_attempts,
-            priority=self.priority,
-            idempotency_key=key or self.idempotency_key,
-            metadata=self.metadata,
-        )
+    def options(self, key: str | None = None) -> CallOptions:
+        """Return the options that the body has; *key* takes precedence over its idempotency key."""
+        given = {
+            "queue": self.queue,
+            "scheduled_for": self.scheduled_for,
+            "delay": to_timedelta(self.delay),
+            "timeout": to_timedelta(self.timeout),
+            "max_attempts": self.max_attempts,
+            "priority": self.priority,
+            "idempotency_key": key or self.idempotency_key,
+            "metadata": self.metadata,
+        }
+        return _given(given)
 
 
 class BatchBody(Body):
@@ -179,7 +198,8 @@ class RescheduleBody(Body):
 class RequeueBody(Body):
     """Options for requeueing a finished job: its due time, its attempts (*budget*) and a reason.
 
-    *payload* replaces the job's payload, also if it is null. Without the field, the payload is kept.
+    Without *budget*, the job gets as many attempts as it had. *payload* replaces the job's payload, also if it is
+    null. Without the field, the payload is kept.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_ONE_TIME)
@@ -204,6 +224,7 @@ class DeadFilter(Body):
 class BulkRequeueBody(Body):
     """Dead letters to requeue, by their ids or by a filter.
 
+    *budget* is how many attempts each gets. Without it, each gets as many as it had.
     *rate* is how many jobs become due per second. Without it, all of them are due now.
     """
 
@@ -216,21 +237,87 @@ class BulkRequeueBody(Body):
     limit: Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(_whole)] = MAX_BATCH
 
 
+class OperationFilter(DeadFilter):
+    """A filter for the jobs of an operation. Without *statuses*, those that the operation can change.
+
+    A requeue needs *statuses* to include canceled jobs. *tag* is `KEY=VALUE` of a job's metadata.
+    """
+
+    statuses: Annotated[list[StatusText], Field(min_length=1, max_length=len(Status))] | None = None
+    tag: TagText | None = None
+
+
+class OperationBody(Body):
+    """A bulk operation on the jobs of a filter, or of a list of ids.
+
+    *rate* is how many jobs are changed per second. *start_in* is the time in seconds in which the operation can be
+    undone. *budget* is for a requeue, *delay* and *scheduled_for* for a requeue or a reschedule, *priority* for a
+    reschedule. A purge removes dead letters that died more than *older_than* seconds ago; with *unpublished*, also
+    those whose event is not published yet.
+    """
+
+    kind: Literal["requeue", "cancel", "reschedule", "purge"]
+    filter: OperationFilter | None = None
+    ids: Annotated[list[GivenId], Field(min_length=1, max_length=MAX_OPERATION_IDS)] | None = None
+    rate: Annotated[float, Field(ge=0.01, le=10_000, allow_inf_nan=False)] | None = None
+    start_in: Annotated[float, Field(ge=0, le=MAX_START_SECONDS, allow_inf_nan=False)] = START_SECONDS
+    budget: Attempts | None = None
+    delay: Delay | None = None
+    scheduled_for: Timestamp | None = None
+    priority: Priority | None = None
+    older_than: Delay | None = None
+    unpublished: bool = False
+    reason: Reason = ""
+    dry_run: bool = False
+
+
+class PauseBody(Body):
+    """Why a queue is paused, and after how many seconds it is resumed; without *for*, when it is resumed by hand."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", validate_by_name=False)
+
+    reason: Reason = ""
+    lasts: Annotated[float, Field(ge=1, le=MAX_PAUSE_SECONDS, allow_inf_nan=False)] | None = Field(None, alias="for")
+
+
+class NewKeyBody(Body):
+    """A key to create: its name, its scopes, and after how many seconds it expires; without *expires_in*, never."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=_STORABLE), AfterValidator(_storable)]
+    scopes: Annotated[list[Literal[SCOPES]], Field(min_length=1, max_length=len(SCOPES))]  # type: ignore[valid-type]
+    expires_in: Annotated[float, Field(ge=1, le=MAX_EXPIRY_SECONDS, allow_inf_nan=False)] | None = None
+
+
 class ScheduleBody(Body):
-    """A schedule: the job to create, and when."""
+    """A schedule: the job to create, as `NewJobBody` describes it, and when."""
 
     cron: Annotated[str, Field(min_length=9, max_length=200)]
     timezone: Annotated[str, Field(min_length=1, max_length=100)] = "UTC"
     type: TypeName
     payload: Any = None
-    queue: QueueName = "default"
+    queue: QueueName | None = None
     missed: Literal["skip", "once", "all"] = "once"
     overlap: Literal["allow", "skip", "queue", "cancel"] = "allow"
     jitter: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] = 0
     window: Annotated[float, Field(ge=60, le=31_622_400, allow_inf_nan=False)] = 86_400
     timeout: Timeout | None = None
     max_attempts: Attempts | None = None
-    priority: Priority = 0
+    priority: Priority | None = None
+
+    def options(self) -> CallOptions:
+        """Return the options of its jobs that the body has."""
+        given = {
+            "queue": self.queue,
+            "timeout": to_timedelta(self.timeout),
+            "max_attempts": self.max_attempts,
+            "priority": self.priority,
+        }
+        return _given(given)
+
+
+def _given(options: dict[str, Any]) -> CallOptions:
+    """Return those that are not None: null counts as absent."""
+    return cast("CallOptions", {name: value for name, value in options.items() if value is not None})
 
 
 def to_timedelta(seconds: float | None) -> timedelta | None:

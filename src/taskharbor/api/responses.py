@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from taskharbor.core.statistics import GroupBy, Metric
 
 Text = str | None
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -64,8 +66,20 @@ class JobProgress(Shape):
 class JobLinks(Shape):
     self: str
     attempts: str
+    timeline: str
     why: str
     events: str
+
+
+class WhyShape(Shape):
+    job_id: Id
+    status: StatusName
+    cause: str
+    text: str
+    until: Time | None
+    worker: Text
+    ahead: Count | None
+    kept: Literal["unpublished"] | None
 
 
 class JobShape(Shape):
@@ -95,11 +109,21 @@ class JobShape(Shape):
     actions: list[Literal["cancel", "requeue", "reschedule"]]
     payload: Any = None
     result: Any = None
+    why: WhyShape | None = Field(default=None, description="With `explain=true`: what `/why` returns.")
 
 
 class JobPage(Shape):
     jobs: list[JobShape]
     next: Text
+    looked_back_to: Time | None = Field(
+        description="The creation time of the oldest job that was examined; null if all of them were."
+    )
+
+
+class JobCountShape(Shape):
+    count: Count
+    is_exact: bool = Field(description="Whether `count` is the number of all matching jobs, not a lower bound.")
+    looked_back_to: Time | None
 
 
 class BatchItem(Shape):
@@ -126,6 +150,7 @@ class AttemptShape(Shape):
     worker: Text
     started_at: Time | None
     ended_at: Time
+    run_seconds: Span | None
     error: AttemptError | None
 
 
@@ -133,15 +158,51 @@ class Attempts(Shape):
     attempts: list[AttemptShape]
 
 
-class WhyShape(Shape):
-    job_id: Id
-    status: StatusName
-    cause: str
+class LineShape(Shape):
+    at: Time
+    level: str
+    logger: str
     text: str
-    until: Time | None
+
+
+class LogShape(Shape):
+    attempt: Count
     worker: Text
-    ahead: Count | None
-    kept: Literal["unpublished"] | None
+    saved_at: Time | None
+    dropped: Count = Field(description="how many older lines of this attempt were not kept")
+    lines: list[LineShape]
+
+
+class Logs(Shape):
+    logs: list[LogShape]
+
+
+class TimelineEntryShape(Shape):
+    at: Time
+    kind: Literal["created", "attempt", "refused", "cancel-requested", "canceled", "died", "requeued", "changed"]
+    life: Count
+    attempt: Count | None
+    worker: Text
+    outcome: Text
+    wait_seconds: Span | None = Field(description="Since the creation, the requeue, or the end of the last attempt.")
+    run_seconds: Span | None
+    due_at: Time | None
+    ended_at: Time | None
+    error: JobError | None
+    by: Text
+    action: Text
+    reason: Text
+    detail: dict[str, str]
+
+
+class Timeline(Shape):
+    job_id: Id
+    entries: list[TimelineEntryShape]
+
+
+class DeadHourShape(Shape):
+    hour: Time
+    count: Count
 
 
 class GroupShape(Shape):
@@ -153,6 +214,8 @@ class GroupShape(Shape):
     first_at: Time
     last_at: Time
     sample: Id
+    hours: list[DeadHourShape]
+    first_version: str | None
 
 
 class Groups(Shape):
@@ -173,6 +236,49 @@ class BulkResult(Shape):
     refused: list[BulkRefusal]
 
 
+class OperationLinks(Shape):
+    self: str
+    stop: str
+
+
+class OperationShape(Shape):
+    id: Id
+    kind: Literal["requeue", "cancel", "reschedule", "purge"]
+    state: Literal["waiting", "running", "done", "stopped"]
+    by: str
+    reason: str
+    filter: dict[str, Any] | None
+    options: dict[str, Any]
+    matched: Count = Field(description="how many jobs the preview found when the operation was created")
+    is_capped: bool = Field(description="whether the preview stopped counting, so that there may be more")
+    done: Count
+    refused: dict[str, Count] = Field(description="jobs that were left unchanged, by reason")
+    left: Count | None = Field(description="null if unknown, or if the operation has ended")
+    seconds_left: Span | None = Field(description="null if unknown, or without a rate")
+    created_at: Time
+    starts_at: Time | None = Field(description="null once it has started or ended")
+    started_at: Time | None
+    ended_at: Time | None
+    stopped_by: Text
+    links: OperationLinks
+
+
+class OperationPage(Shape):
+    operations: list[OperationShape]
+    next: Text
+
+
+class OperationPreview(Shape):
+    dry_run: Literal[True]
+    matched: Count
+    is_capped: bool
+    sample: list[JobShape]
+
+
+class OperationOrPreview(RootModel[OperationPreview | OperationShape]):
+    """The preview of a dry run, or the operation that was created with the same idempotency key."""
+
+
 class QueueShape(Shape):
     name: str
     counts: dict[StatusName, Count]
@@ -180,6 +286,13 @@ class QueueShape(Shape):
     oldest_age_seconds: Span | None
     paused_at: Time | None
     paused_by: Text
+    paused_reason: Text
+    paused_until: Time | None
+    workers: Count = Field(description="live workers that serve it")
+    capacity: Count = Field(description="how many jobs those workers run at once, also of other queues")
+    arrived_per_minute: Span | None
+    ended_per_minute: Span | None
+    drained_in_seconds: Span | None = Field(description="null if it does not get shorter")
 
 
 class Queues(Shape):
@@ -193,7 +306,7 @@ class Scaling(Shape):
     oldest_age_seconds: Span
     is_paused: bool
     workers: Count
-    hint: Count
+    suggested_workers: Count
 
 
 class ScheduleShape(Shape):
@@ -207,6 +320,11 @@ class ScheduleShape(Shape):
     fired_at: Time | None
     paused_at: Time | None
     last_job_id: Id | None
+    origin: Literal["code", "stored"] = Field(
+        description="`code`: workers declare it, and it fires only while one of them lives; `stored`: put explicitly"
+    )
+    declared_at: Time | None = Field(description="when a live worker was last known to declare it; null if `stored`")
+    state: Literal["active", "undeclared", "paused"] = Field(description="why it does not fire, unless `active`")
     payload: Any = None
 
 
@@ -221,14 +339,49 @@ class WorkerShape(Shape):
     queues: list[str]
     types: list[str]
     concurrency: Count
+    busy_slots: Count
+    free_slots: Count
     lost_slots: Count
+    version: Text = Field(description="The version of the application.")
+    library: Text = Field(description="The version of TaskHarbor.")
+    schedules: list[str]
     started_at: Time
     seen_at: Time | None
+    stopped_at: Time | None = Field(description="When it stopped by itself; null if it lives, or was killed.")
+    state: Literal["live", "silent", "gone"]
     is_alive: bool
 
 
 class Workers(Shape):
     workers: list[WorkerShape]
+
+
+class NextAttempt(Shape):
+    worker: Text
+    started_at: Time
+    wait_seconds: Span
+    outcome: str
+
+
+class LostJobShape(Shape):
+    job_id: Id
+    type: str
+    queue: str
+    status: StatusName
+    attempt: Count
+    started_at: Time | None
+    lost_at: Time
+    next: NextAttempt | None
+
+
+class WorkerDetail(WorkerShape):
+    held: list[JobShape]
+    holds_more: bool
+    lost: list[LostJobShape]
+
+
+class NextJobs(Shape):
+    jobs: list[JobShape]
 
 
 class Stats(Shape):
@@ -241,15 +394,43 @@ class Stats(Shape):
     finished_last_hour: dict[StatusName, Count]
 
 
-class Minute(Shape):
-    minute: Time
-    queue: str
-    status: StatusName
-    count: Count
+class SeriesPointShape(Shape):
+    at: Time
+    group: str | None
+    value: float
+    buckets: list[Count] | None = None
+    p50_seconds: float | None = None
+    p95_seconds: float | None = None
+    p99_seconds: float | None = None
 
 
 class TimeSeries(Shape):
-    minutes: list[Minute]
+    metric: Metric
+    by: GroupBy
+    step: Literal[1, 15, 60]
+    since: Time
+    until: Time
+    points: list[SeriesPointShape]
+
+
+class TypeShape(Shape):
+    type: str
+    workers: Count
+    attempts_last_hour: Count
+
+
+class Types(Shape):
+    types: list[TypeShape]
+
+
+class VersionShape(Shape):
+    version: str
+    first_seen: Time
+    last_seen: Time
+
+
+class Versions(Shape):
+    versions: list[VersionShape]
 
 
 class Health(Shape):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, get_args
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Request
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
 from taskharbor.api.problems import HttpProblem, field_problem
 from taskharbor.api.store import MIN_OFFLOAD_BYTES, Caller
@@ -17,11 +18,14 @@ from taskharbor.api_keys import SCOPES, is_allowed
 from taskharbor.core.codec import strict_json
 from taskharbor.core.errors import PayloadNotDecodable, StoreUnavailable
 from taskharbor.core.json_limits import check_json_limits
+from taskharbor.core.text import one_line
+from taskharbor.core.trace_context import TraceContext, received_context
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
     from fastapi import Response
+    from fastapi.dependencies.models import Dependant
 
     from taskharbor.api.state import AppState
 
@@ -30,20 +34,30 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PUBLIC: Final = "public"
+ANY_KEY: Final = "any"
+"""What an endpoint needs that every valid key may call."""
 MAX_KEYS: Final = 10_000
 MAX_VALUES: Final = 50_000
 MAX_FIELDS: Final = 100
 """The maximum number of top-level fields in a body; each unknown one adds a line to the error response."""
 BATCH_FACTOR: Final = 16
 """How much larger the body of a batch may be than that of a single job."""
+MAX_SHOWN_CHARS: Final = 100
 _TOO_MANY_FIELDS: Final = f"over {MAX_FIELDS:,} fields"
 _PROXY_HEADERS: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _PROXY_PREFIX: Final = "x-forwarded-"
+_JSON: Final = re.compile(r"application/([a-z0-9!#$&^_.-]+\+)?json", re.IGNORECASE)
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+_READ_ONLY: Final = "this API is read-only; send the request to one that is not"
+_CREATE_A_KEY: Final = "create a key with 'taskharbor keys create'"
 _LOCAL_CALLER: Final = Caller("anonymous", frozenset(SCOPES))
 
 
 def requires_scope(scope: str, *, body_factor: int = 1) -> Callable[[F], F]:
-    """Set the scope that an endpoint requires; every endpoint must have one. ``PUBLIC`` requires no key."""
+    """Set the scope that an endpoint requires; every endpoint must have one.
+
+    ``PUBLIC`` requires no key, and ``ANY_KEY`` a valid one.
+    """
 
     def mark(endpoint: F) -> F:
         endpoint.needs = scope  # type: ignore[attr-defined]
@@ -71,6 +85,11 @@ class ApiRequest(Request):
         """The path at which the application is mounted."""
         return str(self.scope.get("root_path", ""))
 
+    @property
+    def trace_context(self) -> TraceContext | None:
+        """The W3C trace context in the headers; None if there is none or it is malformed."""
+        return received_context(self.headers.getlist("traceparent"), self.headers.getlist("tracestate"))
+
     def may(self, scope: str) -> bool:
         """Return whether the caller has *scope*."""
         return is_allowed(scope, self.caller.scopes)
@@ -79,6 +98,11 @@ class ApiRequest(Request):
         """Authenticate the caller and check its scope. Long requests repeat this check periodically."""
         self.caller = await _caller(self)
         check_scope(self, self.needs)
+
+    def check_writable(self) -> None:
+        """Reject a request that changes something if the application is read-only."""
+        if self.api.is_read_only and self.method not in _SAFE_METHODS:
+            raise HttpProblem(HTTPStatus.FORBIDDEN, "read-only", _READ_ONLY)
 
     async def is_still_allowed(self) -> bool:
         """Return whether the caller still has access; True if the store is unavailable, since it sends no data then."""
@@ -149,9 +173,17 @@ class ApiRoute(APIRoute):
         needed: str = self.endpoint.needs  # type: ignore[attr-defined]
         return needed
 
+    @property
+    def body_model(self) -> type[BaseModel] | None:
+        """The model of the body that the route takes, if any."""
+        given = None if self.body_field is None else self.body_field.field_info.annotation
+        kinds = [each for each in (given, *get_args(given)) if isinstance(each, type)]
+        return next((each for each in kinds if issubclass(each, BaseModel)), None)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         scope, factor = self.needs, self.endpoint.body_factor  # type: ignore[attr-defined]
-        known = frozenset(each.alias for each in self.dependant.query_params)
+        known = frozenset(_query_names(self.dependant))
+        takes_body = self.body_field is not None
         handle = super().get_route_handler()
 
         async def handler(original: Request) -> Response:
@@ -160,17 +192,28 @@ class ApiRoute(APIRoute):
             request.needs = scope
             if scope != PUBLIC:
                 await request.check_caller()
+            request.check_writable()
             if request.scope["query_string"]:
                 _check_names(request, known)
+            if takes_body:
+                await _check_media_type(request)
             return await handle(request)
 
         return handler
 
 
+async def local_caller(request: ApiRequest) -> Caller | None:
+    """Return the caller of an API that needs no keys, or None if it needs them. Other origins are rejected."""
+    if await request.api.key_rule.needs_keys():
+        return None
+    _check_origin(request)
+    return _LOCAL_CALLER
+
+
 async def _caller(request: ApiRequest) -> Caller:
-    if not await request.api.key_rule.needs_keys():
-        _check_origin(request)
-        return _LOCAL_CALLER
+    local = await local_caller(request)
+    if local is not None:
+        return local
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     key = await request.api.store.key(text.strip()) if kind.lower() == "bearer" else None
     if key is None:
@@ -183,12 +226,18 @@ async def _caller(request: ApiRequest) -> Caller:
 
 def check_scope(request: ApiRequest, scope: str) -> None:
     """Reject a caller that lacks *scope*."""
-    if not request.may(scope):
+    if scope != ANY_KEY and not request.may(scope):
         challenge = f'Bearer error="insufficient_scope", scope="{scope}"'
         headers = {"WWW-Authenticate": challenge}
-        raise HttpProblem(
-            HTTPStatus.FORBIDDEN, "missing-scope", f"this needs the scope {scope}", headers=headers, scope=scope
-        )
+        detail = f"this request needs a key with the scope {scope} ('taskharbor keys create NAME --scope {scope}')"
+        raise HttpProblem(HTTPStatus.FORBIDDEN, "missing-scope", detail, headers=headers, scope=scope)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """Yield the query parameters of an endpoint and of what it depends on."""
+    yield from (each.alias for each in dependant.query_params)
+    for each in dependant.dependencies:
+        yield from _query_names(each)
 
 
 def _check_names(request: ApiRequest, known: frozenset[str]) -> None:
@@ -198,18 +247,40 @@ def _check_names(request: ApiRequest, known: frozenset[str]) -> None:
             field_problem(f"query: {name}", f"unknown parameter; known: {', '.join(sorted(known)) or 'none'}")
 
 
+async def _check_media_type(request: ApiRequest) -> None:
+    """Reject a body that is not declared as JSON.
+
+    A browser sends a form or plain text to another site without asking that site, but asks before it sends JSON. So a
+    page of another site cannot create jobs in an API without keys on this machine, whatever else protects it.
+    """
+    declared = request.headers.get("content-type", "")
+    if _JSON.fullmatch(declared.partition(";")[0].strip()) or not await request.body():
+        return
+    given = f"its Content-Type is {one_line(declared, limit=MAX_SHOWN_CHARS)}" if declared else "it has no Content-Type"
+    detail = (
+        f"the body is not declared as JSON: {given}; send 'Content-Type: application/json', as in"
+        " curl --json '{...}' URL or curl -H 'Content-Type: application/json' -d '{...}' URL"
+    )
+    headers = {"Accept": "application/json"}
+    raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", detail, headers=headers)
+
+
 def _check_origin(request: ApiRequest) -> None:
     """Reject cross-origin requests to an API without keys, which any browser on this machine can reach."""
     host = request.headers.get("host", "")
     if request.api.only_local_hosts:
         _check_direct(request)
     if request.api.only_local_hosts and not is_local(_parts(f"//{host}").hostname or ""):
-        raise HttpProblem(
-            HTTPStatus.FORBIDDEN, "foreign-host", "without API keys, only names of this machine are accepted as Host"
+        detail = f"without API keys, only localhost and loopback addresses are accepted as Host; {_CREATE_A_KEY}"
+        raise HttpProblem(HTTPStatus.FORBIDDEN, "foreign-host", detail)
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+    # A form of a page without a referrer has the origin "null"; that it is of this site, the browser says.
+    is_own = site == "same-origin" or not origin or _parts(origin).netloc == host
+    if site == "cross-site" or not is_own:
+        detail = (
+            f"cross-origin request rejected: without API keys, pages of other sites have no access; {_CREATE_A_KEY}"
         )
-    origin = request.headers.get("origin")
-    if request.headers.get("sec-fetch-site") == "cross-site" or (origin and _parts(origin).netloc != host):
-        raise HttpProblem(HTTPStatus.FORBIDDEN, "foreign-origin", "cross-origin request rejected")
+        raise HttpProblem(HTTPStatus.FORBIDDEN, "foreign-origin", detail)
 
 
 def _check_direct(request: ApiRequest) -> None:
@@ -218,7 +289,7 @@ def _check_direct(request: ApiRequest) -> None:
         if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX):
             detail = (
                 "without API keys, only requests from this machine are accepted, and a proxy sent this one"
-                f" (header {name}); create a key with 'taskharbor keys create'"
+                f" (header {name}); {_CREATE_A_KEY}"
             )
             raise HttpProblem(HTTPStatus.FORBIDDEN, "proxied-without-keys", detail)
 

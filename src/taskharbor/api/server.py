@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -18,14 +19,17 @@ from taskharbor.api.routing import is_local
 from taskharbor.api_keys import has_valid_key
 from taskharbor.core.codec import CODEC_SETTING, check_codec, codec_name
 from taskharbor.core.errors import AddressUnavailable, ApiKeyRequired
-from taskharbor.service import SIGNAL_EXIT_BASE, tuned_interpreter
+from taskharbor.service import SIGNAL_EXIT_BASE, is_same_stop, tuned_interpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import FrameType
 
     from fastapi import FastAPI
+    from prometheus_client import CollectorRegistry
 
+    from taskharbor.api.app import AppPart
+    from taskharbor.api.state import UnknownTypes
     from taskharbor.api.store import ApiBackend
 
 _LOG: Final = logging.getLogger("taskharbor.api")
@@ -38,23 +42,51 @@ ACCEPT_BATCH: Final = 8
 """Connections that the event loop accepts in one step, before counting them: the limit can be exceeded by this."""
 
 
-def serve(harbor: ApiBackend, *, host: str, port: int) -> None:
+def serve(
+    harbor: ApiBackend,
+    *,
+    host: str,
+    port: int,
+    unknown_types: UnknownTypes = "refuse",
+    registry: CollectorRegistry | None = None,
+    read_only: bool = False,
+    parts: Sequence[AppPart] = (),
+    root_path: str = "",
+) -> None:
     """Serve requests until SIGTERM or SIGINT, then let running requests finish.
 
     If the store has a valid key, every request needs one. Without any key, only requests from this machine
-    are accepted, and every local user has full access (for development) until the first key is created.
+    are accepted, and every local user has full access (for development) until the first key is created. *registry* is
+    exported by ``/metrics``. If *read_only*, nothing can be changed. *parts* are those of `create_app`. *root_path* is
+    the prefix that a proxy removes.
     """
     check_codec(harbor.driver.inspector.settings().get(CODEC_SETTING, codec_name(harbor.codec)), harbor.codec)
     has_keys = has_valid_key(harbor.driver.inspector)
     if not has_keys and not all(map(is_local, resolve_host(host))):
         raise ApiKeyRequired(host)
-    app = create_app(harbor, needs_keys=has_keys or None, only_local_hosts=not has_keys)
+    app = create_app(
+        harbor,
+        needs_keys=has_keys or None,
+        only_local_hosts=not has_keys,
+        unknown_types=unknown_types,
+        registry=registry,
+        read_only=read_only,
+        parts=parts,
+    )
     with closing(open_socket(host, port)) as sock:
         address, bound_port, *_ = sock.getsockname()
-        _LOG.info("API listening on http://%s:%s", f"[{address}]" if ":" in address else address, bound_port)
+        origin = f"http://{f'[{address}]' if ':' in address else address}:{bound_port}"
+        _LOG.info("API listening on %s", origin)
+        for part in parts:
+            _LOG.info("%s at %s%s%s", part.name, origin, root_path, part.path)
+        if harbor.tasks:
+            others = "accepted unchecked" if unknown_types == "accept" else "rejected"
+            _LOG.info(
+                "new jobs are checked against the tasks of the app (%d); other types are %s", len(harbor.tasks), others
+            )
         if not has_keys:
             _LOG.warning("no API keys: every local user has full access")
-        ApiServer(app).run(sockets=[sock])
+        ApiServer(app, root_path=root_path).run(sockets=[sock])
     _LOG.info("API stopped")
 
 
@@ -84,14 +116,17 @@ def open_socket(host: str, port: int) -> socket.socket:
 class ApiServer(uvicorn.Server):
     """A uvicorn server that ends streams at shutdown and returns from `run`, so that the store can be closed."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, *, root_path: str = "") -> None:
         self._app = app
+        self._stop_requested_at: float | None = None
         super().__init__(
             uvicorn.Config(
                 app,
+                root_path=root_path,
                 http=partial(BoundedProtocol, bounds=ConnectionLimits(max_connections())),  # type: ignore[arg-type]
                 backlog=ACCEPT_BATCH,
                 log_config=None,
+                log_level="warning",  # our own log says when the server starts and stops
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -110,9 +145,10 @@ class ApiServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  uvicorn's signature
-        if self.should_exit:
+        if self._stop_requested_at is None:
+            self.should_exit, self._stop_requested_at = True, time.monotonic()
+        elif not is_same_stop(self._stop_requested_at):
             os._exit(SIGNAL_EXIT_BASE + sig)  # a second signal ends the process now
-        self.should_exit = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         # With default settings, garbage collections paused all requests for 50 ms, and took a tenth of the

@@ -8,16 +8,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from taskharbor.api.problems import HttpProblem
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from prometheus_client import CollectorRegistry
+
     from taskharbor.api.sse import EventFeed
     from taskharbor.api.store import StoreGateway
 
+UnknownTypes = Literal["refuse", "accept"]
+"""What to do with new jobs of types that no task of the app has."""
 _LOG: Final = logging.getLogger("taskharbor.api")
 MAX_OPEN: Final = 2_000
 MAX_OPEN_PER_KEY: Final = 500
@@ -43,11 +47,10 @@ class OpenStreams:
     def enter(self, end: Callable[[], object], key_id: str | None) -> Callable[[], object]:
         """Register a stream that *end* closes, or reject it; return a function to call when the stream has ended."""
         if self.count >= self.max_open:
-            raise HttpProblem(
-                HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", f"{self.max_open:,} waits and streams are open"
-            )
+            detail = f"the server has {self.max_open:,} waits and streams open, its limit; try again"
+            raise HttpProblem(HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", detail)
         if key_id is not None and self._by_key[key_id] >= self.max_per_key:
-            detail = f"this key has {self.max_per_key:,} waits and streams open"
+            detail = f"this key has {self.max_per_key:,} waits and streams open, its limit; close one, or try again"
             raise HttpProblem(HTTPStatus.TOO_MANY_REQUESTS, "too-many-open", detail)
         entry = object()
         self._ends[entry] = end
@@ -92,11 +95,14 @@ class KeyRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppState:
-    """The state that the requests of one application share: store, event feed, key rule and limits."""
+    """The state that the requests of one application share: store, event feed, key rule, limits and metrics."""
 
     store: StoreGateway
     feed: EventFeed
     key_rule: KeyRule
     only_local_hosts: bool
     max_body: int
+    accepts_unknown: bool
+    metrics: CollectorRegistry | None
+    is_read_only: bool = False
     open: OpenStreams = field(default_factory=OpenStreams)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
@@ -21,6 +21,8 @@ from taskharbor.api_keys import KeyCache, has_valid_key
 from taskharbor.core.errors import JobNotFound, TaskHarborError
 from taskharbor.core.ids import Token, new_job_id
 from taskharbor.core.model import AuditEntry
+from taskharbor.doctor.report import HealthReport
+from taskharbor.settings import Settings
 from taskharbor.views import last_failure
 
 if TYPE_CHECKING:
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
     from taskharbor.core.failure import Failure
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import ApiKey, JobSummary
+    from taskharbor.core.retention import RetentionOptions
     from taskharbor.drivers.base import Driver, Inspector
+    from taskharbor.tasks import Task as TaskDefinition
+    from taskharbor.views import View
     from taskharbor.watcher import JobWatcher
 
 Item = TypeVar("Item")
@@ -122,6 +127,22 @@ class ApiBackend(Protocol):
     def codec(self) -> Codec:
         """The codec for payloads."""
 
+    @property
+    def tasks(self) -> Mapping[str, TaskDefinition[..., Any, Any]]:
+        """The tasks, by type; if there are none, jobs of any type are accepted."""
+
+    @property
+    def source(self) -> str | Driver | None:
+        """The URL of the store, or its driver; None if the environment names it."""
+
+    @property
+    def retention(self) -> RetentionOptions:
+        """How long finished jobs and dead letters are kept."""
+
+    @property
+    def version(self) -> str | None:
+        """The version of the application, if it is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -141,7 +162,7 @@ class StoreThreads:
     async def __call__(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         if self._limiter.statistics().tasks_waiting >= MAX_QUEUED_CALLS:
             raise HttpProblem(
-                HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", "too many requests are waiting for the store"
+                HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", "too many requests are waiting for the store; try again"
             )
         return await to_thread.run_sync(partial(call, *args, **options), limiter=self._limiter)
 
@@ -191,7 +212,7 @@ class StoreGateway:
         self.clock = CachedStoreClock(self._now)
         self._key_cache = KeyCache(lambda: backend.driver.inspector)
         self._key_threads = StoreThreads(KEY_THREADS)
-        own = StoreThreads(6)  # one for each batcher: the response to a committed change must not wait for a thread
+        own = StoreThreads(7)  # one for each batcher: the response to a committed change must not wait for a thread
         self._jobs: RequestBatcher[JobId, JobSnapshot | None] = RequestBatcher(
             lambda ids: own(self._read, ids, with_payload=True)
         )
@@ -202,6 +223,8 @@ class StoreGateway:
         self._key_checks: RequestBatcher[None, bool] = RequestBatcher(lambda calls: own(self._check_for_keys, calls))
         self._key_uses: RequestBatcher[str, None] = RequestBatcher(lambda ids: own(self._note_uses, ids))
         self._note_again_at: dict[str, float] = {}  # of valid keys only, so it stays small
+        report = HealthReport(_url_of(backend.source), lambda: self.inspector, keep=backend.retention["keep"])
+        self._health: RequestBatcher[None, View] = RequestBatcher(lambda calls: own(_repeated, report.read, calls))
         self._pings: RequestBatcher[None, None] = RequestBatcher(lambda calls: own(self._ping, calls))
 
     @property
@@ -228,6 +251,10 @@ class StoreGateway:
     async def ping(self) -> None:
         """Check that the store answers; concurrent calls share one query."""
         await self._pings(None)
+
+    async def health(self) -> View:
+        """Return the findings of all checks; concurrent calls share one run."""
+        return await self._health(None)
 
     async def key(self, text: str) -> ApiKey | None:
         """Return the valid API key for *text*, or None."""
@@ -296,6 +323,17 @@ class StoreGateway:
     def _record(self, entries: list[AuditEntry]) -> Sequence[None]:
         self.backend.driver.control.record_audit(entries)
         return [None] * len(entries)
+
+
+def _url_of(source: object) -> str | None:
+    """Return the URL of a harbor's store, if it has one."""
+    if source is None:
+        return Settings.from_env().url
+    return source if isinstance(source, str) else None
+
+
+def _repeated(call: Callable[[], R], calls: list[None]) -> list[R]:
+    return [call()] * len(calls)
 
 
 def _log_failed_note(done: Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""Bulk operations: select, preview, confirm, and requeue, purge or prune many jobs."""
+"""Requeue or purge dead letters that were given by their ids, and prune finished jobs."""
 
 from __future__ import annotations
 
@@ -6,30 +6,24 @@ from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-import click
-
 from taskharbor.cli.errors import PartlyRefused
-from taskharbor.cli.jobs_view import all_pages, first_line
-from taskharbor.cli.options import ConflictingOptions, confirm
-from taskharbor.cli.render import ProgressLine, echo_data, echo_status, printable, span
-from taskharbor.cli.store import current_actor, job_ids_of, record_audit
+from taskharbor.cli.options import confirm
+from taskharbor.cli.render import ProgressLine, echo_data, echo_status, first_line, printable, span
+from taskharbor.cli.store import current_actor, record_audit
 from taskharbor.core.errors import JobNotFound
 from taskharbor.core.ids import new_token
 from taskharbor.core.results import Kept, Transitioned
-from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
 from taskharbor.core.states import Status
 from taskharbor.dead_letters import paced_batches
 from taskharbor.janitor import STATS_RETENTION
 from taskharbor.outbox import close_unpublished, give_up_events, purge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from taskharbor.core.errors import TaskHarborError
     from taskharbor.core.ids import JobId
-    from taskharbor.core.model import JobSummary
-    from taskharbor.core.results import JobFilter
     from taskharbor.drivers.base import Driver
 
 MAX_PREVIEW: Final = 5
@@ -45,43 +39,10 @@ KEPT_REASONS: Final = {
 }
 
 
-class NoSelection(click.UsageError):
-    """Neither ids nor a filter were given."""
-
-    def __init__(self) -> None:
-        super().__init__("give ids or a filter; --all selects every dead letter")
-
-
-def select_dead_letters(
-    driver: Driver,
-    texts: Sequence[str],
-    wanted: JobFilter,
-    *,
-    everything: bool,
-    is_selected: Callable[[JobSummary], bool] = lambda _: True,
-) -> list[JobId]:
-    """Return the given ids, or the ids of the dead letters that match *wanted* and *is_selected*, oldest first."""
-    is_filtered = any((wanted.queue, wanted.type, wanted.fingerprint))
-    if texts and (is_filtered or everything):
-        raise ConflictingOptions("ids", "filters")
-    if texts:
-        return job_ids_of(driver, texts)
-    if not is_filtered and not everything:
-        raise NoSelection
-    with ProgressLine("searching", None) as progress:
-        return [*_search(driver, wanted, is_selected, progress)][::-1]
-
-
-def died_before(driver: Driver, older_than: timedelta | None) -> Callable[[JobSummary], bool]:
-    """Return a predicate: whether a dead letter died longer ago than *older_than*."""
-    until = driver.inspector.now() - (older_than or timedelta(0))
-    return lambda job: job.dead_at is not None and job.dead_at <= until
-
-
 def preview(driver: Driver, found: Sequence[JobId]) -> None:
     """Print the first few of the found jobs and the number of the others."""
     for job in driver.inspector.summaries(found[:MAX_PREVIEW]).values():
-        echo_status(f"  {job.id}  {job.queue}  {job.type}  {printable(first_line(job.last_error))}")
+        echo_status(f"  {job.id}  {job.queue}  {job.type}  {printable(first_line(job.last_error or ''))}")
     if len(found) > MAX_PREVIEW:
         echo_status(f"  and {len(found) - MAX_PREVIEW:,} more")
 
@@ -91,7 +52,7 @@ class BulkRequeue:
 
     def __init__(self, driver: Driver, *, budget: int | None, reason: str, rate: float | None) -> None:
         self._driver = driver
-        self._budget = budget or DEFAULT_MAX_ATTEMPTS
+        self._budget = budget
         self._reason = reason
         self._rate = rate
         self._by = current_actor()
@@ -104,7 +65,13 @@ class BulkRequeue:
             confirm(f"requeue {len(found):,} dead letters", yes=yes or len(found) == 1)
             refused = self._requeue(found)
         done = 0 if dry_run else len(found) - len(refused)
-        result = {"matched": len(found), "requeued": done, "dry_run": dry_run, "refused": list(map(_refusal, refused))}
+        result = {
+            "matched": len(found),
+            "requeued": done,
+            "dry_run": dry_run,
+            "refused": list(map(_refusal, refused)),
+            "operation": None,
+        }
         echo_data(result, as_json=as_json, plain=f"requeued {done} of {len(found)}")
         if refused:
             raise PartlyRefused(len(refused), len(found))
@@ -138,14 +105,6 @@ def _refusal(error: TaskHarborError) -> dict[str, str]:
     return {"code": code, "message": str(error)}
 
 
-def _search(
-    driver: Driver, wanted: JobFilter, is_selected: Callable[[JobSummary], bool], progress: ProgressLine
-) -> Iterator[JobId]:
-    for page in all_pages(driver, wanted):
-        yield from (job.id for job in page.jobs if is_selected(job))
-        progress.advance(len(page.jobs))
-
-
 class BulkPurge:
     """Removes dead letters that died longer ago than *older_than*; with *unpublished*, also unpublished events."""
 
@@ -161,7 +120,7 @@ class BulkPurge:
         if found and not dry_run:
             confirm(f"permanently remove {len(found):,} dead letters", yes=yes)
             removed, kept = self._purge(found)
-        result = {"matched": len(found), "removed": removed, "dry_run": dry_run, "kept": kept}
+        result = {"matched": len(found), "removed": removed, "dry_run": dry_run, "kept": kept, "operation": None}
         echo_data(result, as_json=as_json, plain=f"removed {removed} of {len(found)}")
         if kept:
             echo_status(_why_kept(self._driver, kept))

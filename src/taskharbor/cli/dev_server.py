@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from taskharbor.cli.app_store import AppStore, find_app_store
 from taskharbor.cli.main import COMMANDS
 from taskharbor.cli.render import echo_status
+from taskharbor.drivers.connect import mask_url
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.service import tick_until_signal
 from taskharbor.settings import Settings, child_environment
@@ -32,15 +35,18 @@ DEV_GRACE: Final = "2s"
 class ChildProcess:
     """A `taskharbor` command that runs as a child process."""
 
-    def __init__(self, words: Sequence[str], *, url: str) -> None:
+    def __init__(self, words: Sequence[str], *, url: str | None) -> None:
         self.name = words[0]
-        self._command = [sys.executable, "-m", "taskharbor.cli", *words]
-        self._environment = child_environment(url=url)
+        self.command = [sys.executable, "-m", "taskharbor.cli.dev_child", *words]
+        self._environment = child_environment(url=url, development=True)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         # In its own process group: Ctrl-C must reach only the parent. A child that gets a second signal exits at once.
-        self._process = subprocess.Popen(self._command, env=self._environment, process_group=0)  # noqa: S603  fixed command
+        # With a pipe that nothing is written to: it ends with this process, even if that is killed.
+        self._process = subprocess.Popen(  # noqa: S603  fixed command
+            self.command, env=self._environment, process_group=0, stdin=subprocess.PIPE
+        )
 
     @property
     def is_running(self) -> bool:
@@ -51,7 +57,7 @@ class ChildProcess:
         """Return the exit code if the process ended by itself, but only once; otherwise None."""
         code = None if self._process is None else self._process.poll()
         if code is not None:
-            self._process = None
+            self._forget()
         return code
 
     def stop(self) -> None:
@@ -65,6 +71,11 @@ class ChildProcess:
             with suppress(ProcessLookupError):
                 self._process.kill()
             self._process.wait()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
         self._process = None
 
 
@@ -104,30 +115,48 @@ def _stamp(file: str) -> Iterator[tuple[str, tuple[int, int]]]:
     yield file, (found.st_mtime_ns, found.st_size)
 
 
-def children_for(app: str, url: str, *, port: int | None) -> list[ChildProcess]:
-    """Return the processes to run for *app*, its worker first."""
+def children_for(
+    app: str, url: str | None, *, port: int | None, options: Sequence[str] = (), api_options: Sequence[str] = ()
+) -> list[ChildProcess]:
+    """Return the processes to run for *app*, its worker first. Without *url* the app opens its store itself."""
     uses_sqs = _uses_sqs()
     commands = [["worker", app, "--grace", DEV_GRACE, *(["--sqs"] if uses_sqs else [])]]
     if port is not None and _has_api():
-        commands.append(["api", app, "--host", "127.0.0.1", "--port", str(port)])
+        commands.append(["api", app, "--host", "127.0.0.1", "--port", str(port), *api_options])
     if uses_sqs:
-        commands.append(["enqueuer"])
-    return [ChildProcess([*words, "--url", url], url=url) for words in commands]
+        commands.append(["enqueuer", app])
+    return [ChildProcess([*words, "--migrate", "--wait", *options], url=url) for words in commands]
 
 
 class DevServer:
-    """Runs *children* and watches the folder of *app*; the first child is restarted when a file changes."""
+    """Runs a worker for *app*, and the API and the enqueuer if they are available. Watches the folder of the app.
 
-    def __init__(self, app: str, children: Sequence[ChildProcess]) -> None:
+    The worker is restarted when a file changes. The store is *url*, else the one that the app names, else
+    TASKHARBOR_URL, else a file in *folder*. If the app names another store after a change, all processes are
+    restarted. *options* are passed to every process, *api_options* to the API only.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        folder: Path,
+        *,
+        url: str | None,
+        port: int | None,
+        options: Sequence[str] = (),
+        api_options: Sequence[str] = (),
+    ) -> None:
+        self._api_options = api_options
+        self._app, self._folder, self._url, self._port, self._options = app, folder, url, port, options
         self._files = FileWatcher(folder_of(app))
-        self._children = list(children)
+        self._children: list[ChildProcess] = []
+        self._store: AppStore | None = None
+        self._is_started = False
 
     def run(self) -> None:
         """Run the children until a signal, then stop all of them."""
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))  # the terminal was closed
         try:
-            for child in self._children:
-                child.start()
             tick_until_signal(ThreadRuntime(sync_threads=1), "dev", self.tick)
         finally:
             self._stop()
@@ -136,9 +165,55 @@ class DevServer:
         for child in self._children:
             if (code := child.ended()) is not None:
                 echo_status(f"{child.name} exited with code {code}; restarting when a file is saved")
-        if changed := self._files.changed():
-            self._restart(changed)
+        changed = self._files.changed()
+        if changed or not self._is_started:
+            self._is_started = True
+            self._load(changed)
         return FILE_POLL
+
+    def _load(self, changed: Sequence[str]) -> None:
+        """Start all processes on the store of the app, or restart the worker if the store is the same."""
+        found = AppStore(url=self._url) if self._url else find_app_store(self._app)
+        if found is None:
+            for child in self._children[:1]:
+                child.stop()  # its code is no longer what the files contain
+            echo_status(f"{self._app} was not loaded; trying again when a file is saved")
+        elif found != self._store:
+            for child in self._children:
+                child.stop()
+            self._store = found
+            self._children = self._children_on(found)
+            for child in self._children:
+                child.start()
+        else:
+            self._restart(changed)
+
+    def _children_on(self, store: AppStore) -> list[ChildProcess]:
+        if self._url:
+            return self._children_at(self._url, "--url", self._url)
+        if store.is_driver:
+            return self._children_at(None)
+        url = store.url or Settings.from_env().url
+        if url is None:
+            return self._children_at(self._embedded())
+        echo_status(f"jobs are stored in {mask_url(url)}")
+        return self._children_at(url)
+
+    def _children_at(self, url: str | None, *options: str) -> list[ChildProcess]:
+        return children_for(
+            self._app, url, port=self._port, options=(*options, *self._options), api_options=self._api_options
+        )
+
+    def _embedded(self) -> str:
+        """Return the URL of a SQLite file for an app that names no store, and print how other commands use it."""
+        self._folder.mkdir(exist_ok=True)
+        (self._folder / ".gitignore").write_text("*\n", "utf-8")
+        file = self._folder / "dev.db"
+        url = f"sqlite:///{file.as_posix()}"
+        echo_status(f"{self._app} names no store; jobs are stored in {file}")
+        echo_status("to use the same store in other terminals, first run:")
+        echo_status(f"export TASKHARBOR_URL={shlex.quote(url)}")
+        return url
 
     def _stop(self) -> None:
         # Ignore further signals: they would interrupt this and leave processes running.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import traceback
 from dataclasses import KW_ONLY, dataclass
@@ -17,9 +18,10 @@ import click
 from taskharbor.cli.main import ExitCode, NoSuchCommand
 from taskharbor.cli.render import echo_status
 from taskharbor.core import errors
-from taskharbor.core.errors import TaskHarborError, UsageError
+from taskharbor.core.errors import StoreUnavailable, TaskHarborError, UsageError
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 from taskharbor.drivers import connect
+from taskharbor.installation import install_command
 from taskharbor.settings import UrlMissing
 
 if TYPE_CHECKING:
@@ -29,12 +31,12 @@ if TYPE_CHECKING:
 class AppNotLoaded(TaskHarborError):
     """The app could not be found or imported, or its handlers could not be registered."""
 
-    def __init__(self, app: str, reason: str, hint: str) -> None:
+    def __init__(self, app: str, reason: str, hint: str = "") -> None:
         super().__init__(app, reason, hint)
         self.app, self.reason, self.hint = app, reason, hint
 
     def __str__(self) -> str:
-        return f"cannot load {self.app}: {self.reason}; {self.hint}"
+        return f"cannot load {self.app}: {self.reason}{self.hint and '; '}{self.hint}"
 
 
 class NoSuchName(TaskHarborError):
@@ -49,14 +51,38 @@ class NoSuchName(TaskHarborError):
 
 
 class NotAJobId(UsageError):
-    """The given text is not a job id."""
+    """The given text is neither a job id nor the beginning of one."""
+
+    def __init__(self, text: str, min_chars: int, hint: str) -> None:
+        super().__init__(text, min_chars, hint)
+        self.text, self.min_chars, self.hint = text, min_chars, hint
+
+    def __str__(self) -> str:
+        rule = f"give the UUID, or at least its first {self.min_chars} characters"
+        return f"{self.text!r} is not a job id: {rule}; {self.hint}"
+
+
+class AmbiguousJobId(UsageError):
+    """Several job ids begin with the given text."""
+
+    def __init__(self, text: str, candidates: tuple[str, ...], *, has_more: bool) -> None:
+        super().__init__(text, candidates, has_more)
+        self.text, self.candidates, self.has_more = text, candidates, has_more
+
+    def __str__(self) -> str:
+        found = ", ".join(self.candidates) + (" and others" if self.has_more else "")
+        return f"several job ids begin with {self.text!r}: {found}; give more characters"
+
+
+class NoJobBeginsWith(TaskHarborError):
+    """No job id begins with the given text."""
 
     def __init__(self, text: str, hint: str) -> None:
         super().__init__(text, hint)
         self.text, self.hint = text, hint
 
     def __str__(self) -> str:
-        return f"{self.text!r} is not a job id (a UUID); {self.hint}"
+        return f"no job id begins with {self.text!r}; {self.hint}"
 
 
 class NotConfirmed(TaskHarborError):
@@ -105,7 +131,39 @@ class NotInstalled(UsageError):
         self.what, self.extra = what, extra
 
     def __str__(self) -> str:
-        return f"{self.what} is not installed; pip install 'taskharbor[{self.extra}]'"
+        return f"{self.what} is not installed; run: {install_command(self.extra)}"
+
+
+class StoreAway(StoreUnavailable):
+    """The store is unavailable when a service starts, and `--wait` was not given."""
+
+
+class StoreNotShared(UsageError):
+    """The store is the memory of one process, so that a command cannot share it with any other process."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url
+
+    def __str__(self) -> str:
+        return (
+            f"{self.url} is the memory of a single process: this command shares no jobs with any other; "
+            "name a store that processes share, such as sqlite:///jobs.db or postgresql://localhost/app"
+        )
+
+
+class StoreNotFound(TaskHarborError):
+    """The file of the store does not exist. Commands that read or change a store do not create it."""
+
+    def __init__(self, file: str, url: str) -> None:
+        super().__init__(file, url)
+        self.file, self.url = file, url
+
+    def __str__(self) -> str:
+        return (
+            f"there is no file {self.file}; check the URL, or create the store: "
+            f"taskharbor migrate up --url {shlex.quote(self.url)}"
+        )
 
 
 class NoApp(UsageError):
@@ -141,7 +199,10 @@ ERROR_EXITS: Final[Mapping[type[BaseException], ErrorExit]] = MappingProxyType({
     errors.TaskHarborError:        ErrorExit(ExitCode.FAILURE, "failure"),
     errors.UsageError:             ErrorExit(ExitCode.USAGE, "usage"),
     errors.InvalidRequest:         ErrorExit(ExitCode.USAGE, "invalid-request"),
+    errors.UnknownType:            ErrorExit(ExitCode.USAGE, "unknown-type",
+                                             hint="--no-app enqueues it without the app"),
     errors.IdempotencyConflict:    ErrorExit(ExitCode.CONFLICT, "idempotency-conflict"),
+    errors.OperationConflict:      ErrorExit(ExitCode.CONFLICT, "idempotency-conflict"),
     errors.IllegalTransition:      ErrorExit(ExitCode.CONFLICT, "illegal-transition"),
     errors.PayloadNotEncodable:    ErrorExit(ExitCode.USAGE, "payload-not-encodable"),
     errors.PayloadTooLarge:        ErrorExit(ExitCode.USAGE, "payload-too-large"),
@@ -157,21 +218,29 @@ ERROR_EXITS: Final[Mapping[type[BaseException], ErrorExit]] = MappingProxyType({
     errors.ResultTimeout:          ErrorExit(ExitCode.TIMED_OUT_WAITING, "result-timeout"),
     errors.JobTimedOut:            ErrorExit(ExitCode.JOB_FAILED, "job-timed-out"),
     errors.LeaseLost:              ErrorExit(ExitCode.CONFLICT, "lease-lost"),
+    errors.OperationNotFound:      ErrorExit(ExitCode.NOT_FOUND, "operation-not-found", hint="check the id"),
     errors.ScheduleNotFound:       ErrorExit(ExitCode.NOT_FOUND, "schedule-not-found"),
     errors.SchemaOutOfDate:        ErrorExit(ExitCode.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
     errors.StoreUnavailable:       ErrorExit(ExitCode.CANNOT_CONNECT, "store-unavailable", hint="check its URL"),
+    errors.StoreRefused:           ErrorExit(ExitCode.CANNOT_CONNECT, "store-refused"),
     connect.NotAUrl:               ErrorExit(ExitCode.USAGE, "not-a-url"),
     connect.UnknownStore:          ErrorExit(ExitCode.USAGE, "unknown-store"),
     connect.DriverNotInstalled:    ErrorExit(ExitCode.USAGE, "driver-not-installed"),
     TransportUnavailable:          ErrorExit(ExitCode.CANNOT_CONNECT, "transport-unavailable"),
     TransportRefused:              ErrorExit(ExitCode.USAGE, "transport-refused"),
     UrlMissing:                    ErrorExit(ExitCode.USAGE, "url-missing"),
+    StoreAway:                     ErrorExit(ExitCode.CANNOT_CONNECT, "store-unavailable",
+                                             hint="start it, or pass --wait to wait for it"),
+    StoreNotShared:                ErrorExit(ExitCode.USAGE, "store-not-shared"),
+    StoreNotFound:                 ErrorExit(ExitCode.CANNOT_CONNECT, "store-not-found"),
     AppNotLoaded:                  ErrorExit(ExitCode.APP_IMPORT_FAILED, "app-not-loaded"),
     PartlyRefused:                 ErrorExit(ExitCode.CONFLICT, "left-alone"),
     NoApp:                         ErrorExit(ExitCode.USAGE, "no-app"),
     NoSuchName:                    ErrorExit(ExitCode.NOT_FOUND, "no-such-name"),
     CodecNotRecorded:              ErrorExit(ExitCode.CONFLICT, "codec-not-recorded"),
     NotAJobId:                     ErrorExit(ExitCode.USAGE, "not-a-job-id"),
+    AmbiguousJobId:                ErrorExit(ExitCode.USAGE, "ambiguous-job-id"),
+    NoJobBeginsWith:               ErrorExit(ExitCode.NOT_FOUND, "job-not-found"),
     NotConfirmed:                  ErrorExit(ExitCode.REFUSED, "not-confirmed"),
     NotInstalled:                  ErrorExit(ExitCode.USAGE, "not-installed"),
 })
@@ -183,7 +252,9 @@ _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 def report(error: Exception, *, as_json: bool, debug: bool) -> ExitCode:
     """Print *error* to stderr, and return its exit code."""
     known = exit_for(error)
-    message = "; ".join(filter(None, [_describe(error), _hint(error) or known.hint]))
+    description, hint = _describe(error), _hint(error) or known.hint
+    separator = "" if not hint else " " if description.endswith("?") else "; "
+    message = f"{description}{separator}{hint}"
     try:
         if debug and not isinstance(error, click.ClickException):
             echo_status(_without_secrets("".join(traceback.format_exception(error)).rstrip()))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "api": ("taskharbor.cli.commands.run:api", "Serve the HTTP API until a signal."),
+        "audit": ("taskharbor.cli.commands.audit:audit", "Check the invariants on the stored jobs."),
+        "audit-log": ("taskharbor.cli.commands.audit_log:audit_log", "Show who changed what, newest first."),
         "codec": ("taskharbor.cli.commands.codec:codec", "Show or change the codec for payloads."),
         "completion": ("taskharbor.cli.commands.meta:completion", "Print a completion script for a shell."),
         "dead": ("taskharbor.cli.commands.dead:dead", "List dead letters; requeue or remove them."),
@@ -26,21 +28,29 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "taskharbor.cli.commands.dev:dev",
             "Run worker and API for development; reload on save.",
         ),
+        "doctor": ("taskharbor.cli.commands.doctor:doctor", "Check the store, its jobs and SQS, and say what to do."),
         "enqueue": ("taskharbor.cli.commands.jobs:enqueue", "Enqueue a job and print its id."),
         "enqueuer": ("taskharbor.cli.commands.run:enqueuer", "Send messages for due jobs until a signal."),
         "janitor": ("taskharbor.cli.commands.run:janitor", "Run maintenance of the store until a signal."),
-        "jobs": ("taskharbor.cli.commands.jobs:jobs", "List, show, cancel and requeue jobs."),
+        "jobs": ("taskharbor.cli.commands.jobs:jobs", "List, show, cancel, reschedule and requeue jobs."),
         "keys": ("taskharbor.cli.commands.keys:keys", "Create, list and revoke keys for the HTTP API."),
         "migrate": ("taskharbor.cli.commands.migrate:migrate", "Migrate the store's schema, or show its status."),
+        "operations": ("taskharbor.cli.commands.operations:operations", "List, show and stop bulk operations."),
         "prune": ("taskharbor.cli.commands.dead:prune", "Remove finished jobs that are past their retention."),
         "queues": ("taskharbor.cli.commands.queues:queues", "List queues; pause and resume them."),
-        "schedules": ("taskharbor.cli.commands.schedules:schedules", "List schedules; run, pause and resume them."),
+        "schedules": (
+            "taskharbor.cli.commands.schedules:schedules",
+            "List schedules; run, pause, resume and delete them.",
+        ),
         "sqs": ("taskharbor.cli.commands.sqs:sqs", "Create SQS queues and show their status."),
-        "stats": ("taskharbor.cli.commands.queues:stats", "Show job counts and recent throughput."),
+        "stats": ("taskharbor.cli.commands.stats:stats", "Show job counts, series by minute, types and versions."),
         "top": ("taskharbor.cli.commands.queues:top", "Watch queues and workers live."),
         "version": ("taskharbor.cli.commands.meta:version", "Show the installed version."),
-        "workers": ("taskharbor.cli.commands.queues:workers", "List workers."),
-        "worker": ("taskharbor.cli.commands.run:worker", "Run jobs until a signal."),
+        "workers": (
+            "taskharbor.cli.commands.workers:workers",
+            "List workers; show what one holds and what was lost with it.",
+        ),
+        "worker": ("taskharbor.cli.commands.worker:worker", "Run jobs until a signal."),
     }
 )
 
@@ -59,6 +69,7 @@ class ExitCode(IntEnum):
     APP_IMPORT_FAILED = 10
     PROBLEMS_FOUND = 11
     SLOTS_LOST = 12
+    RECYCLED = 13
     INTERRUPTED = 130  # as shells report a program ended by Ctrl-C
 
 
@@ -122,9 +133,12 @@ def cli() -> None:
 
 
 def run(group: click.Group, args: Sequence[str]) -> int:
-    """Run one command line and return its exit code. Errors are printed to stderr."""
+    """Run one command line and return its exit code. Errors are printed to stderr.
+
+    Commands find the line as the object of their context: it is not always that of this process.
+    """
     try:
-        code: int | None = group.main(list(args), standalone_mode=False)
+        code: int | None = group.main(list(args), standalone_mode=False, obj=tuple(args))
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001  print one line and an exit code instead of a traceback

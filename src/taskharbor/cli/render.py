@@ -1,17 +1,18 @@
-"""Output of commands: data and status messages, tables, times, progress lines and log formats."""
+"""Output of commands: data and status messages, tables, times and progress lines."""
 
 from __future__ import annotations
 
 import json
-import logging
+import shutil
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskharbor.core.states import Status
+from taskharbor.core.text import one_line
 from taskharbor.settings import Settings
 from taskharbor.views import iso_time
 
@@ -34,6 +35,31 @@ _DECIMAL_BELOW: Final = timedelta(seconds=10)
 Cell = str | int | float | datetime | timedelta | None
 
 EMPTY_CELL: Final = "-"
+_MAX_ERROR_CHARS: Final = 60
+"""Of an error in a table on a terminal. In a pipe it is never cut."""
+_TEXT_TITLES: Final = {"error", "why", "queues", "types", "scopes"}
+"""Columns of text that is wrapped in a table on a terminal."""
+_MIN_TEXT_WIDTH: Final = 16
+_OPTIONAL_TITLES: Final = (
+    *("life", "host", "pid", "worker", "created", "first", "due", "started", "origin", "timezone", "canceled"),
+    *(
+        "lost slots",
+        "busy slots",
+        "jobs at once",
+        "version",
+        "fired",
+        "used",
+        "ended",
+        "last",
+        "queue",
+        "succeeded",
+        "attempts",
+        "types",
+    ),
+    *("seen", "queues", "error"),
+)
+"""The columns that a narrow terminal does not show, the least important first."""
+_COLUMN_GAP: Final = 2
 _UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 _COLORS: Final = {
     Status.PROCESSING: "cyan",
@@ -46,7 +72,6 @@ _REDRAW_SECONDS: Final = 0.2
 """Between two updates of a progress line on a terminal."""
 _LINE_SECONDS: Final = 5.0
 """Between two progress lines elsewhere."""
-LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def echo_data(data: Any, *, as_json: bool, plain: str) -> None:
@@ -101,18 +126,62 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: d
     if not sys.stdout.isatty():
         lines = [list(titles), *([format_exact(cell) for cell in row] for row in rows)]
         click.echo("\n".join("\t".join(line) for line in lines))
-    elif has_rich():
-        print_rich(rich_table(titles, rows, now=now))
+        return
+    short = [
+        [
+            first_line(cell) if title == "error" and isinstance(cell, str) else cell
+            for title, cell in zip(titles, row, strict=True)
+        ]
+        for row in rows
+    ]
+    shown, short = fit_columns(titles, short, now=now)
+    if has_rich():
+        print_rich(rich_table(shown, short, now=now))
     else:
-        click.echo(aligned(titles, rows, now=now))
+        click.echo(aligned(shown, short, now=now))
+    if omitted := [title for title in titles if title not in shown]:
+        echo_status(f"the terminal is too narrow for: {', '.join(omitted)}; --json shows all")
+
+
+def fit_columns(
+    titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: datetime
+) -> tuple[list[str], list[list[Cell]]]:
+    """Return the columns that fit the terminal's width, at least the first one.
+
+    Empty columns are omitted first, then those that matter least.
+    """
+    columns = {title: [row[index] for row in rows] for index, title in enumerate(titles)}
+    empty = [title for title, cells in columns.items() if all(cell in {None, ""} for cell in cells)]
+    widths = {title: _min_width(title, cells, now) for title, cells in columns.items()}
+    available = shutil.get_terminal_size().columns + _COLUMN_GAP
+    for title in [*empty, *_OPTIONAL_TITLES]:
+        if sum(widths.values()) + _COLUMN_GAP * len(widths) <= available:
+            break
+        if title != titles[0]:
+            widths.pop(title, None)
+    kept = [title for title in titles if title in widths]
+    return kept, [list(row) for row in zip(*(columns[title] for title in kept), strict=True)]
+
+
+def _min_width(title: str, cells: Sequence[Cell], now: datetime) -> int:
+    width = max(len(title), *(len(format_relative(cell, now)) for cell in cells))
+    return min(width, _MIN_TEXT_WIDTH) if title in _TEXT_TITLES else width
 
 
 def print_facts(facts: Sequence[tuple[str, Cell]], *, now: datetime) -> None:
-    """Print names and values, one per line, without those that are None."""
+    """Print names and values, one per line, without those that are None. A terminal gets long text on several lines."""
     known = [(name, cell) for name, cell in facts if cell is not None]
     width = max(len(name) for name, _ in known)
-    shown = (lambda cell: format_relative(cell, now)) if sys.stdout.isatty() else format_exact
-    click.echo("\n".join(f"{name:<{width}}  {shown(cell)}" for name, cell in known))
+    if sys.stdout.isatty():
+        indent = "\n" + " " * (width + 2)
+        shown = [(name, indent.join(format_relative(line, now) for line in _lines(cell))) for name, cell in known]
+    else:
+        shown = [(name, format_exact(cell)) for name, cell in known]
+    click.echo("\n".join(f"{name:<{width}}  {text}" for name, text in shown))
+
+
+def _lines(cell: Cell) -> Sequence[Cell]:
+    return cell.splitlines() or [cell] if type(cell) is str else [cell]
 
 
 def format_exact(cell: Cell) -> str:
@@ -125,7 +194,7 @@ def format_exact(cell: Cell) -> str:
         case timedelta():
             return f"{cell.total_seconds():g}"
         case _:
-            return printable(str(cell))
+            return one_line(str(cell))
 
 
 def format_relative(cell: Cell, now: datetime) -> str:
@@ -146,6 +215,17 @@ def format_relative(cell: Cell, now: datetime) -> str:
 def printable(text: str) -> str:
     """Return *text* without control characters, which could move the cursor or break a line; it may be untrusted."""
     return "".join(char if char.isprintable() else " " if char.isspace() else _UNPRINTABLE for char in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return *text* with its line breaks, but without other control characters."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
+def first_line(text: str) -> str:
+    """Return the first line of *text*, shortened for a table cell."""
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= _MAX_ERROR_CHARS else line[: _MAX_ERROR_CHARS - 1] + "…"
 
 
 def aligned(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: datetime) -> str:
@@ -171,10 +251,10 @@ def rich_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, now: da
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _COLUMN_GAP - 1, 0, 0))
     for title, column in zip(titles, zip(*rows, strict=True), strict=True):
-        # Ids and queue names are never wrapped, so that they can be copied.
-        table.add_column(title, justify="right" if is_number(column) else "left", no_wrap=title in {"id", "queue"})
+        # Ids and names are never wrapped, so that they can be copied.
+        table.add_column(title, justify="right" if is_number(column) else "left", no_wrap=title not in _TEXT_TITLES)
     for row in rows:
         # Text instead of str: untrusted values must not be interpreted as markup.
         table.add_row(*(Text(format_relative(cell, now), style=_cell_color(cell)) for cell in row))
@@ -231,33 +311,3 @@ class ProgressLine:
         part = f"{self._what}: {self.done:,} of {self._total:,} ({self.done * 100 // max(self._total, 1)}%)"
         left = span(timedelta(seconds=(self._total - self.done) / rate)) if rate else "?"
         return f"{part}, {rate:,.0f}/s, {left} left"
-
-
-def log_to_stderr(*, as_json: bool) -> None:
-    """Log to stderr from level INFO. An app that has configured logging keeps its configuration."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(LOG_FORMAT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON; records of a running handler include its job and attempt."""
-
-    def __init__(self) -> None:
-        from taskharbor.worker.context import current_attempt
-
-        super().__init__()
-        self._current_attempt = current_attempt
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, object] = {
-            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if (attempt := self._current_attempt.get()) is not None:
-            line |= {"job": str(attempt.job_id), "attempt": attempt.attempt}
-        if record.exc_info is not None:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)

@@ -1,4 +1,4 @@
-"""SQS for commands: the transport, the option for queue names, and the attributes of queues."""
+"""SQS for commands: the transport, the queues of an app or an option, and their attributes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from taskharbor.delivery.sqs import SqsTransport
     from taskharbor.delivery.transport import QueueSpec
+    from taskharbor.harbor import Harbor
 
 MAX_RECEIVES: Final = 1_000
 """The maximum that SQS allows: a message that waits for a long job must not be treated as unreadable."""
@@ -52,10 +53,21 @@ queues_option = click.option(
     "--queues",
     type=queue_names,
     metavar="NAME,…",
-    default="default",
-    show_default=True,
-    help="Names of the queues.",
+    help="Names of the queues.  [default: default, and those of the app's tasks]",
 )
+
+
+def harbor_with_queues(app: str | None, queues: tuple[str, ...] | None) -> Harbor:
+    """Return the harbor of *app*; without *app*, that of the app that a worker would find, if no *queues* are given."""
+    from taskharbor.cli.app_loader import harbor_for
+    from taskharbor.harbor import Harbor
+
+    return Harbor() if app is None and queues else harbor_for(app)
+
+
+def queues_of(app: str | None, queues: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the given *queues*, else those of the app."""
+    return queues or tuple(harbor_with_queues(app, queues).queues)
 
 
 def queue_shapes(queues: Sequence[str]) -> list[QueueSpec]:

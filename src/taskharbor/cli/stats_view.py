@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskharbor.cli.render import aligned, echo_data, has_rich, print_facts, print_table, rich_table, span
+from taskharbor.cli.render import aligned, echo_data, fit_columns, has_rich, print_facts, print_table, rich_table, span
 from taskharbor.cli.store import wait
 from taskharbor.core.states import WAITING, Status
 from taskharbor.diagnosis import is_alive
+from taskharbor.queues import describe_queues
 from taskharbor.settings import Settings
-from taskharbor.views import queue_view, stats_view, worker_view
+from taskharbor.views import iso_time, stats_view
+from taskharbor.workers import describe_worker, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +36,13 @@ WORKER_TITLES: Final = (
     "pid",
     "queues",
     "types",
+    "version",
     "jobs at once",
+    "busy slots",
     "lost slots",
     "started",
     "seen",
-    "alive",
+    "state",
 )
 _CLEAR: Final = "\x1b[H\x1b[2J"
 _QUIT_KEYS: Final = {"q", "Q", "\x1b", ""}  # with escape and the end of the input
@@ -48,7 +52,7 @@ _QUIT_HINT: Final = "press q to quit"
 def show_queues(driver: Driver, queues: Sequence[QueueStats], *, as_json: bool) -> None:
     now = driver.inspector.now()
     if as_json:
-        echo_data({"queues": [queue_view(queue, now=now) for queue in queues]}, as_json=True, plain="")
+        echo_data({"queues": describe_queues(driver.inspector, queues)}, as_json=True, plain="")
     else:
         print_table(QUEUE_TITLES, queue_rows(queues), now=now, empty="no queues; no job has been enqueued yet")
 
@@ -56,8 +60,7 @@ def show_queues(driver: Driver, queues: Sequence[QueueStats], *, as_json: bool) 
 def show_workers(driver: Driver, workers: Sequence[WorkerRecord], *, as_json: bool) -> None:
     now = driver.inspector.now()
     if as_json:
-        views = [worker_view(worker) | {"is_alive": is_alive(worker, now)} for worker in workers]
-        echo_data({"workers": views}, as_json=True, plain="")
+        echo_data({"workers": [describe_worker(worker, now) for worker in workers]}, as_json=True, plain="")
     else:
         empty = "no live workers; 'taskharbor worker APP' starts one"
         print_table(WORKER_TITLES, worker_rows(workers, now), now=now, empty=empty)
@@ -73,10 +76,19 @@ def queue_rows(queues: Sequence[QueueStats]) -> list[list[Cell]]:
             queue.counts[Status.DEAD],
             queue.counts[Status.CANCELED],
             queue.oldest_due,
-            None if queue.paused_at is None else f"by {queue.paused_by}",
+            paused_text(queue),
         ]
         for queue in queues
     ]
+
+
+def paused_text(queue: QueueStats) -> str | None:
+    """Return by whom a queue was paused, why, and until when; None if it is not paused."""
+    if queue.paused_at is None:
+        return None
+    reason = f": {queue.paused_reason}" if queue.paused_reason else ""
+    until = f" until {iso_time(queue.paused_until)}" if queue.paused_until is not None else ""
+    return f"by {queue.paused_by}{until}{reason}"
 
 
 def worker_rows(workers: Sequence[WorkerRecord], now: datetime) -> list[list[Cell]]:
@@ -87,11 +99,13 @@ def worker_rows(workers: Sequence[WorkerRecord], now: datetime) -> list[list[Cel
             str(worker.pid),
             " ".join(worker.queues),
             " ".join(worker.types),
+            worker.version,
             worker.concurrency,
+            worker.busy_slots,
             worker.lost_slots,
             worker.started_at,
             worker.seen_at,
-            "yes" if is_alive(worker, now) else "no",
+            state_of(worker, now) if worker.stopped_at is None else "stopped",
         ]
         for worker in workers
     ]
@@ -169,7 +183,7 @@ def _screen() -> Iterator[Callable[[Driver], None]]:
             now = driver.inspector.now()
             queues, workers = queue_rows(driver.inspector.queues()), worker_rows(driver.inspector.workers(), now)
             tables = [
-                rich_table(titles, rows, now=now)
+                rich_table(*fit_columns(titles, rows, now=now), now=now)
                 for titles, rows in ((QUEUE_TITLES, queues), (WORKER_TITLES, workers))
                 if rows
             ]
@@ -182,7 +196,9 @@ def _screen_text(driver: Driver) -> str:
     now = driver.inspector.now()
     queues, workers = queue_rows(driver.inspector.queues()), worker_rows(driver.inspector.workers(), now)
     tables = [
-        aligned(titles, rows, now=now) for titles, rows in ((QUEUE_TITLES, queues), (WORKER_TITLES, workers)) if rows
+        aligned(*fit_columns(titles, rows, now=now), now=now)
+        for titles, rows in ((QUEUE_TITLES, queues), (WORKER_TITLES, workers))
+        if rows
     ]
     return "\n\n".join([headline(driver), *tables, _QUIT_HINT])
 

@@ -10,12 +10,12 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
-from uuid import UUID
 
-from taskharbor.cli.errors import NoSuchName, NotAJobId
+from taskharbor.cli.errors import NoSuchName, StoreNotFound, StoreNotShared
 from taskharbor.cli.render import echo_status, printable
-from taskharbor.core.errors import JobFailed, ResultTimeout
+from taskharbor.core.errors import JobFailed
 from taskharbor.core.states import Status
+from taskharbor.views import describe_end
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job, JobSummary, Schedule
     from taskharbor.drivers.base import Driver
+    from taskharbor.harbor import Harbor
 
-_MAX_RECENT_JOBS: Final = 200  # compared with a mistyped id
 WAIT_TIMEOUT: Final = "10m"
 _FIRST_POLL: Final = timedelta(milliseconds=20)
 _MAX_POLL: Final = timedelta(seconds=1)
@@ -45,11 +45,38 @@ def record_audit(driver: Driver, action: str, target: str, **detail: str) -> Non
 
 @contextmanager
 def open_driver(url: str) -> Iterator[Driver]:
-    """Open the store at *url* for the duration of a command."""
+    """Open the existing store at *url* for the duration of a command."""
     from taskharbor.drivers.connect import connect
 
+    check_shared(url)
+    check_exists(url)
     with closing(connect(url)) as driver:
         yield driver
+
+
+def url_of(harbor: Harbor) -> str | None:
+    """Return the URL of the store of *harbor*, or None if it has a driver of its own or no store."""
+    from taskharbor.settings import Settings
+
+    store = Settings.from_env().url if harbor.source is None else harbor.source
+    return store if isinstance(store, str) else None
+
+
+def check_shared(url: str | None) -> None:
+    """Raise `StoreNotShared` if *url* refers to the memory of this process."""
+    from taskharbor.drivers.connect import store_kind
+
+    if url is not None and store_kind(url) == "memory":
+        raise StoreNotShared(url)
+
+
+def check_exists(url: str) -> None:
+    """Raise `StoreNotFound` if *url* refers to a file that does not exist. Opening it would create it."""
+    from taskharbor.drivers.connect import file_of
+
+    file = file_of(url)
+    if file is not None and not file.exists():
+        raise StoreNotFound(str(file.absolute()), url)
 
 
 def current_actor() -> str:
@@ -59,21 +86,6 @@ def current_actor() -> str:
     except (KeyError, OSError):  # a container may run with a user id that has no name
         user = "unknown"
     return f"{user}@{socket.gethostname()}"
-
-
-def job_id_of(driver: Driver, text: str) -> JobId:
-    """Parse a job id; raise `NotAJobId` with the most similar recent id."""
-    from taskharbor.core.ids import JobId
-
-    try:
-        return JobId(UUID(text))
-    except ValueError:
-        raise NotAJobId(text, _nearest_job(driver, text)) from None
-
-
-def job_ids_of(driver: Driver, texts: Sequence[str]) -> list[JobId]:
-    """Parse job ids, in the given order and without duplicates."""
-    return list(dict.fromkeys(job_id_of(driver, text) for text in texts))
 
 
 def get_job(driver: Driver, job_id: JobId) -> Job:
@@ -132,13 +144,6 @@ def did_you_mean(text: str, known: Collection[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
-def _nearest_job(driver: Driver, text: str) -> str:
-    from taskharbor.core.results import JobFilter
-
-    recent = [str(job.id) for job in driver.inspector.find(JobFilter(), limit=_MAX_RECENT_JOBS).jobs]
-    return did_you_mean(text.strip().lower(), recent) or "'taskharbor jobs list' shows the newest"
-
-
 def _list_known(kind: str, known: Collection[str], *, limit: int = 5) -> str:
     names = ", ".join(sorted(known)[:limit])
     if not names:
@@ -148,11 +153,13 @@ def _list_known(kind: str, known: Collection[str], *, limit: int = 5) -> str:
 
 def wait_until_final(driver: Driver, job_id: JobId, *, timeout: timedelta) -> JobSummary:
     """Return the job when it has ended; raise `ResultTimeout` after *timeout*."""
+    from taskharbor.diagnosis import timeout_error
+
     ends, pause = time.monotonic() + timeout.total_seconds(), _FIRST_POLL
     while not (job := get_summary(driver, job_id)).status.is_final:
         left = timedelta(seconds=ends - time.monotonic())
         if left <= timedelta(0):
-            raise ResultTimeout(job_id, timeout)
+            raise timeout_error(driver.inspector, job_id, timeout)
         wait(min(pause, left))
         pause = min(pause * 1.5, _MAX_POLL)
     return job
@@ -161,8 +168,7 @@ def wait_until_final(driver: Driver, job_id: JobId, *, timeout: timedelta) -> Jo
 def require_success(job: JobSummary) -> None:
     """Raise `JobFailed` if a finished job did not succeed."""
     if job.status is not Status.SUCCEEDED:
-        reason = ": ".join(dict.fromkeys(filter(None, [job.dead_reason, job.last_error])))
-        raise JobFailed(job.id, job.status, printable(reason) if job.dead_reason else "canceled")
+        raise JobFailed(job.id, job.status, printable(describe_end(job)) if job.dead_reason else "canceled")
 
 
 def wait(length: timedelta) -> None:

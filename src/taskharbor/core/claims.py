@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskharbor.core.results import RefusalReason
 from taskharbor.core.states import Status
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from taskharbor.core.ids import Token
     from taskharbor.core.model import Job
+
+
+UNHANDLED_AFTER: Final = timedelta(minutes=5)
+"""How long due jobs of a type without a handler are left for other workers: longer than a rolling deploy."""
 
 
 class Claimant(NamedTuple):

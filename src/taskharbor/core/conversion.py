@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime
 from typing import Any, get_args
 
 Walk = Callable[[Any, str], Any]
 """A function that converts a value, given with its path."""
+Parts = Callable[[], Iterable[tuple[str, "Converter"]]]
 
 
 class TypeMismatch(Exception):
@@ -26,13 +27,46 @@ class AmbiguousType(TypeMismatch):
 
 
 class Converter:
-    """Converts values of one annotation to their stored form (`pack`) and back (`unpack`)."""
+    """Converts values of one annotation to their stored form (`pack`) and back (`unpack`).
 
-    __slots__ = ("pack", "unpack")
+    `read` converts from JSON that another program wrote. It differs from `unpack` if a value has a part of a type that
+    JSON lacks: a codec returns such a part as it was, but another program writes it as text.
 
-    def __init__(self, pack: Walk, unpack: Walk) -> None:
-        self.pack = pack
-        self.unpack = unpack
+    *parts* returns the converters of its parts, each with its path, such as ``.lines`` or ``[0]``. *kind* is the
+    class of its values: of a record, or of values that only the codec can convert (*is_opaque*). *kept* are the types
+    of which `pack` and `unpack` return each value itself, and None if they do so for every value.
+    """
+
+    __slots__ = ("is_opaque", "kept", "kind", "pack", "parts", "read", "unpack")
+
+    def __init__(
+        self,
+        pack: Walk,
+        unpack: Walk,
+        read: Walk | None = None,
+        *,
+        parts: Parts = tuple,
+        kind: Any = None,
+        is_opaque: bool = False,
+        kept: frozenset[type] | None = frozenset(),
+    ) -> None:
+        self.pack, self.unpack, self.read = pack, unpack, read or unpack
+        self.parts, self.kind, self.is_opaque, self.kept = parts, kind, is_opaque, kept
+
+    def keeps(self, kind: type) -> bool:
+        """Return whether values of exactly this type are their own stored form."""
+        return self.kept is None or kind in self.kept
+
+
+def opaque_kinds(converter: Converter, path: str, seen: set[Any] | None = None) -> Iterator[tuple[str, type[Any]]]:
+    """Yield the classes that only the codec can convert, with their paths. A recursive record is visited once."""
+    seen = set() if seen is None else seen
+    if converter.is_opaque:
+        yield path, converter.kind
+    elif converter.kind is None or converter.kind not in seen:
+        seen.add(converter.kind)
+        for step, part in converter.parts():
+            yield from opaque_kinds(part, path + step, seen)
 
 
 def require_type(kind: type[Any], value: Any, path: str) -> Any:
@@ -61,6 +95,11 @@ def require_exact_type(kind: type[Any], value: Any, path: str) -> Any:
             path, f"must be {named} itself, not {type_name(type(value))}: it would be read back as {named}"
         )
     return require_type(kind, value, path)
+
+
+def step_to(path: str, name: str) -> str:
+    """Return the path to the part *name* of the value at *path*. The name may be any text."""
+    return f"{path}.{name}" if name.isidentifier() else f"{path}[{name!r}]"
 
 
 def type_name(kind: Any) -> str:

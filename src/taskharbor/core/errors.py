@@ -3,7 +3,9 @@
 TaskHarborError
 ├── UsageError                   incorrect use; a retry will not help
 │   ├── InvalidRequest           fields of a request are invalid; names each field, value and limit
+│   │   └── UnknownType          no task of the app has the type of the job
 │   ├── IdempotencyConflict      the key is held by a job with another type or payload
+│   ├── OperationConflict        the key was used for another bulk operation
 │   ├── IllegalTransition        the job's status does not allow the transition
 │   ├── PayloadNotEncodable      a value has no JSON form; names its path
 │   │   └── PayloadTooLarge
@@ -11,7 +13,7 @@ TaskHarborError
 │   ├── ApiKeyRequired           the API's address is reachable from outside, and the store has no key
 │   └── PayloadNotDecodable      this codec did not write the stored bytes
 │       └── CallNotReadable      the stored call or result does not match the task
-├── AddressUnavailable           the API cannot bind its address
+├── AddressUnavailable           a server cannot bind its address
 ├── EnqueueRefused               some jobs of a batch were refused; the others are stored
 ├── JobNotFound
 ├── JobFailed                    the job ended without a result
@@ -21,12 +23,15 @@ TaskHarborError
 │   ├── JobNotInflight
 │   ├── LeaseExpired
 │   └── LeaseMismatch
+├── OperationNotFound
 ├── OutcomeNotStorable           the store cannot hold the data of an outcome
 ├── ScheduleNotFound
 ├── SchemaOutOfDate              the store's schema does not match this code; run the migrations
 └── StoreUnavailable             the store cannot be reached; a retry may help
+    └── StoreRefused             it refuses this user, database or file; a retry will not help
 
-`taskharbor.settings` and `taskharbor.drivers.connect` define further usage errors, about URLs.
+`taskharbor.settings` and `taskharbor.drivers.connect` define further usage errors, about URLs;
+`taskharbor.task_registry` and `taskharbor.core.typed_values`, about the definition of tasks.
 
 Drivers *return* an error that concerns one item of a batch, in the position of that item's
 result, so that one refusal does not hide the results of the other items.
@@ -35,13 +40,20 @@ result, so that one refusal does not hide the results of the other items.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.core.text import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
+    from uuid import UUID
 
     from taskharbor.core.ids import JobId
+
+
+_MAX_LISTED: Final = 5
 
 
 class TaskHarborError(Exception):
@@ -82,6 +94,18 @@ class InvalidRequest(UsageError):
         return "; ".join(map(str, self.problems))
 
 
+class UnknownType(InvalidRequest):
+    """No task of the app has the type of the job. Nothing was stored."""
+
+    def __init__(self, type: str, known: Sequence[str]) -> None:
+        near = get_close_matches(type, known, n=1)
+        others = f" and {len(known) - _MAX_LISTED} others" if len(known) > _MAX_LISTED else ""
+        more = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(known[:_MAX_LISTED])}{others}"
+        super().__init__([Problem(field="type", value=repr(type), rule=f"no task of the app has this type; {more}")])
+        self.args = (type, known)
+        self.type, self.known = type, known
+
+
 class IdempotencyConflict(UsageError):
     """The idempotency key is held by a job with another type or payload."""
 
@@ -93,6 +117,20 @@ class IdempotencyConflict(UsageError):
         return (
             f"idempotency key {self.key!r} of queue {self.queue!r} belongs to job {self.holder}, "
             "which has another type or payload: use another key, or send the same job"
+        )
+
+
+class OperationConflict(UsageError):
+    """The idempotency key was used for another bulk operation. Nothing was stored."""
+
+    def __init__(self, key: str, operation_id: UUID) -> None:
+        super().__init__(key, operation_id)
+        self.key, self.operation_id = key, operation_id
+
+    def __str__(self) -> str:
+        return (
+            f"idempotency key {self.key!r} belongs to operation {self.operation_id}, which is another request: "
+            "use another key, or send the same request"
         )
 
 
@@ -182,14 +220,14 @@ class ApiKeyRequired(UsageError):
 
 
 class AddressUnavailable(TaskHarborError):
-    """The API server cannot bind this address."""
+    """A server cannot bind this address. *options* are those of the command line that choose another one."""
 
-    def __init__(self, host: str, port: int, reason: str) -> None:
-        super().__init__(host, port, reason)
-        self.host, self.port, self.reason = host, port, reason
+    def __init__(self, host: str, port: int, reason: str, options: str = "--host or --port") -> None:
+        super().__init__(host, port, reason, options)
+        self.host, self.port, self.reason, self.options = host, port, reason, options
 
     def __str__(self) -> str:
-        return f"cannot listen on {self.host!r}, port {self.port}: {self.reason}; choose another --host or --port"
+        return f"cannot listen on {self.host!r}, port {self.port}: {self.reason}; choose another {self.options}"
 
 
 class EnqueueRefused(TaskHarborError):
@@ -236,14 +274,18 @@ class JobFailed(TaskHarborError):
 
 
 class ResultTimeout(TaskHarborError):
-    """The job did not finish before the timeout. It is still running."""
+    """The job did not finish before the caller's timeout. It is not canceled.
 
-    def __init__(self, job_id: JobId, timeout: timedelta) -> None:
-        super().__init__(job_id, timeout)
-        self.job_id, self.timeout = job_id, timeout
+    *status* is its status after the timeout, and *reason* what it waits for then. Both are None if they are unknown.
+    """
+
+    def __init__(self, job_id: JobId, timeout: timedelta, status: str | None = None, reason: str | None = None) -> None:
+        super().__init__(job_id, timeout, status, reason)
+        self.job_id, self.timeout, self.status, self.reason = job_id, timeout, status, reason
 
     def __str__(self) -> str:
-        return f"job {self.job_id} did not finish within {self.timeout}; still running"
+        state = "" if self.status is None else f"; it is {self.status}: {self.reason}"
+        return f"job {self.job_id} did not finish within {self.timeout.total_seconds():g} s{state}"
 
 
 class JobTimedOut(TaskHarborError):
@@ -254,7 +296,7 @@ class JobTimedOut(TaskHarborError):
         self.job_id, self.timeout = job_id, timeout
 
     def __str__(self) -> str:
-        return f"job {self.job_id} ran longer than its timeout of {self.timeout}"
+        return f"job {self.job_id} ran longer than its timeout of {duration_text(self.timeout.total_seconds())}"
 
 
 class LeaseLost(TaskHarborError):
@@ -289,6 +331,17 @@ class LeaseExpired(LeaseLost):
         return f"lease on job {self.job_id} expired"
 
 
+class OperationNotFound(TaskHarborError):
+    """No bulk operation has this id."""
+
+    def __init__(self, operation_id: UUID | str) -> None:
+        super().__init__(operation_id)
+        self.operation_id = operation_id
+
+    def __str__(self) -> str:
+        return f"operation {self.operation_id} not found"
+
+
 class OutcomeNotStorable(TaskHarborError):
     """The store can never hold the data of this outcome. Nothing changed; the lease is still valid."""
 
@@ -319,6 +372,8 @@ class SchemaOutOfDate(TaskHarborError):
         self.found, self.wanted, self.remedy = found, wanted, remedy
 
     def __str__(self) -> str:
+        if self.found == "0":
+            return f"the store has no TaskHarbor tables yet: {self.remedy}"
         return f"the store's schema is {self.found}, this code needs {self.wanted}: {self.remedy}"
 
 
@@ -337,3 +392,7 @@ class StoreUnavailable(TaskHarborError):
     def __str__(self) -> str:
         wait = "" if self.retry_in is None else f"; try again in {self.retry_in.total_seconds():.2g} s"
         return f"store unavailable: {self.reason}{wait}"
+
+
+class StoreRefused(StoreUnavailable):
+    """The store refuses this user, password, database or file. Until that is corrected, a retry will not help."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.text import make_storable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from types import TracebackType
+
+Redact = Callable[[str], str]
+"""Returns a text of a handler's error without its secrets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +43,16 @@ class Failure:
             type=make_storable(name, limit=200),
             message=_first(lambda: str(error), lambda: f"(a {name} that cannot be printed)"),
             traceback=_first(
-                lambda: "".join(traceback.format_exception(error)),
-                lambda: "".join(traceback.format_tb(error.__traceback__)),  # works even if the error cannot be printed
+                lambda: "".join(traceback.format_exception(type(error), error, user_frames(error))),
+                lambda: "".join(traceback.format_tb(user_frames(error))),  # works even if the error cannot be printed
             ),
             fingerprint=_fingerprint(name, error),
         )
+
+    def redacted(self, redact: Redact) -> Failure:
+        """Return the same failure with its message and traceback as *redact* returns them."""
+        message, trace = redacted_text(redact, self.message), redacted_text(redact, self.traceback)
+        return replace(self, message=message, traceback=trace)
 
     @property
     def is_timeout(self) -> bool:
@@ -52,6 +61,14 @@ class Failure:
 
     def __str__(self) -> str:
         return ": ".join(filter(None, (self.type, self.message)))
+
+
+def redacted_text(redact: Redact, text: str) -> str:
+    """Return the text to store and log. If *redact* raises, that is no part of the text: recording must not fail."""
+    try:
+        return str(redact(text)) if text else ""
+    except Exception as error:  # noqa: BLE001  user code
+        return f"(not shown: redact raised {type(error).__name__})"
 
 
 _TIMED_OUT: Final = "taskharbor.JobTimedOut"
@@ -72,6 +89,14 @@ def _type_name(error: BaseException) -> str:
     # The name is stored and hashed, so it must not change when a TaskHarbor module is renamed.
     module = "taskharbor" if _is_ours(kind.__module__) else kind.__module__
     return f"{module}.{kind.__qualname__}"
+
+
+def user_frames(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the first frame outside TaskHarbor, or all of it if there is none."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames.tb_frame.f_globals.get("__name__")):
+        frames = frames.tb_next
+    return frames or error.__traceback__
 
 
 def _is_ours(module: object) -> bool:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import deque
+from datetime import UTC, datetime, timedelta
 from itertools import accumulate, repeat
 from struct import unpack
 from typing import TYPE_CHECKING, Final, NewType
@@ -89,6 +90,27 @@ class JobIdGenerator:
         self._last_tail = 0
 
 
+def first_id_at(time: datetime) -> JobId:
+    """Return the lowest UUIDv7 of the millisecond of *time*.
+
+    >>> first_id_at(datetime(2024, 2, 29, 12, tzinfo=UTC))
+    UUID('018df4bc-5600-7000-8000-000000000000')
+    """
+    milliseconds = min(max((time - _EPOCH) // timedelta(milliseconds=1), 0), _MAX_MILLISECONDS)
+    return JobId(uuid_from_int(milliseconds << 80 | 0x7 << 76 | 0b10 << 62))
+
+
+def time_of(job_id: JobId) -> datetime:
+    """Return the time at which a UUIDv7 was made, in milliseconds.
+
+    >>> time_of(first_id_at(datetime(2024, 2, 29, 12, tzinfo=UTC))).isoformat()
+    '2024-02-29T12:00:00+00:00'
+    """
+    return _EPOCH + timedelta(milliseconds=min(job_id.int >> 80, _MAX_MILLISECONDS))
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_MILLISECONDS: Final = 253_402_300_799_999  # the end of the year 9999
 _ENTROPY_BATCH: Final = 64
 _TAIL_BITS: Final = 74
 _STEP_BITS: Final = 32

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from taskharbor.core.durations import Duration, as_timedelta
 from taskharbor.core.errors import Problem, UsageError
-from taskharbor.core.failure import Failure
+from taskharbor.core.failure import Failure, Redact, redacted_text
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.request import MAX_DELAY
 from taskharbor.core.retry import RetryPolicy
@@ -42,6 +43,7 @@ class Outcome:
     reason: str | None
     result: bytes | None = field(repr=False)
     bound: int
+    traceparent: str | None
 
     def __init__(self) -> None:
         message = "use Outcome.ack(), .retry(), .fail(), .snooze(), .release() or .cancel()"
@@ -77,6 +79,22 @@ class Outcome:
         """Return the outcome of a job that was canceled while it ran."""
         return _make(Event.CANCEL, reason=reason)
 
+    def redacted(self, redact: Redact) -> Outcome:
+        """Return the same outcome with the texts of the handler's error as *redact* returns them."""
+        failure = None if self.failure is None else self.failure.redacted(redact)
+        reason = None if self.reason is None else redacted_text(redact, self.reason)
+        return self._changed(failure=failure, reason=reason)
+
+    def traced(self, traceparent: str) -> Outcome:
+        """Return the same outcome with the trace context of the attempt, which is stored in the job's metadata.
+
+        A success stores none: no attempt follows it.
+        """
+        return self._changed(traceparent=traceparent)
+
+    def _changed(self, **fields: Any) -> Outcome:
+        return _make(**{name: getattr(self, name) for name in Outcome.__slots__} | fields)
+
     @property
     def recorded_failure(self) -> Failure | None:
         """The failure to store with the attempt. A reason without a failure becomes one without a type."""
@@ -109,6 +127,7 @@ def _make(
     reason: str | None = None,
     result: bytes | None = None,
     bound: int = 0,
+    traceparent: str | None = None,
 ) -> Outcome:
     outcome = object.__new__(Outcome)
     # Clamp an out-of-range delay instead of raising: recording an outcome must not fail.
@@ -119,6 +138,7 @@ def _make(
         "reason": None if reason is None else make_storable(reason),
         "result": result,
         "bound": bound,
+        "traceparent": traceparent,
     }
     for name, value in fields.items():
         object.__setattr__(outcome, name, value)
@@ -129,36 +149,42 @@ _ACK_WITHOUT_RESULT: Final = _make(Event.ACK)  # shared: most outcomes are this 
 
 
 class Retry(Exception):
-    """Raised by a handler to fail this attempt and retry the job, *after* a delay if given."""
+    """Raised by a handler to fail this attempt and retry the job, *after* a delay if given: seconds or a timedelta.
+
+    A negative delay, such as the time until a moment that has passed, is no delay.
+    """
 
     after: timedelta | None = None
 
-    def __init__(self, reason: object = "", *, after: timedelta | None = None) -> None:
+    def __init__(self, reason: object = "", *, after: Duration | None = None) -> None:
         super().__init__(reason)
-        if not isinstance(after, timedelta | None):
-            raise UsageError(Problem(field="after", value=repr(after), rule="must be a timedelta"))
-        self.after = after
+        self.after = _delay(after)
 
 
 class Snooze(Exception):
-    """Raised by a handler to run the job again *after* a delay or not before *until*. Counts no attempt."""
+    """Raised by a handler to run the job again *after* a delay or not before *until*. Counts no attempt.
+
+    *after* is in seconds or a timedelta; a negative one is no delay.
+    """
 
     after: timedelta | None = None
     until: datetime | None = None
 
-    def __init__(self, after: timedelta | None = None, until: datetime | None = None) -> None:
+    def __init__(self, after: Duration | None = None, until: datetime | None = None) -> None:
         super().__init__(after, until)
         if (after is None) == (until is None):
             raise UsageError(Problem(field="Snooze", value=f"after={after}, until={until}", rule="give exactly one"))
-        if not isinstance(after, timedelta | None):
-            raise UsageError(Problem(field="after", value=repr(after), rule="must be a timedelta"))
         if until is not None and not _has_zone(until):
             raise UsageError(Problem(field="until", value=repr(until), rule="needs a time zone, as a datetime"))
-        self.after, self.until = after, until
+        self.after, self.until = _delay(after), until
 
     def delay(self, now: datetime) -> timedelta | None:
         """Return the delay, counted from *now*."""
         return self.after if self.until is None else self.until - now
+
+
+def _delay(after: Duration | None) -> timedelta | None:
+    return None if after is None else as_timedelta(after, "after", least=timedelta.min)
 
 
 def _has_zone(value: object) -> bool:

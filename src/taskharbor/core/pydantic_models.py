@@ -1,11 +1,17 @@
-"""Convert Pydantic models to JSON and back. Models are recognized by their methods; pydantic is not imported."""
+"""Convert pydantic models to JSON and back, and enforce pydantic's constraints on annotated values.
+
+Models are recognized by their methods. pydantic is imported only for an annotation with its constraints.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from functools import partial
+from importlib import import_module
+from typing import Any, Final
 
-from taskharbor.core.conversion import Converter, TypeMismatch, require_exact_type, type_name
+from taskharbor.core.conversion import Converter, TypeMismatch, Walk, require_exact_type, step_to, type_name
+from taskharbor.core.errors import Problem, UsageError
 
 
 def model(kind: Any) -> Converter:
@@ -22,6 +28,39 @@ def model(kind: Any) -> Converter:
                 raise refused from None
 
     return Converter(pack, lambda value, path: _validated(kind, value, path))
+
+
+def constrained(annotation: Any, inner: Converter) -> Converter:
+    """Return *inner* with the constraints of an ``Annotated`` type, such as ``Annotated[int, Field(gt=3)]``.
+
+    Metadata of other libraries is ignored. Raise `UsageError` if pydantic cannot enforce the constraints.
+    """
+    if not any(type(each).__module__.partition(".")[0] in _CONSTRAINTS for each in annotation.__metadata__):
+        return inner
+    try:
+        validate = import_module("pydantic").TypeAdapter(annotation).validate_python
+    except ModuleNotFoundError as error:
+        rule = "only pydantic enforces these constraints: install it (pip install pydantic), or check in the task"
+        raise UsageError(Problem(field="annotation", value=type_name(annotation), rule=rule)) from error
+    except Exception as error:
+        rule = f"pydantic cannot enforce its constraints: {' '.join(str(error).split())}"
+        raise UsageError(Problem(field="annotation", value=type_name(annotation), rule=rule)) from error
+
+    def valid(value: Any, path: str) -> Any:
+        try:
+            return validate(value)
+        except ValueError as error:
+            raise _first_mismatch(error, path) from error
+
+    def pack(value: Any, path: str) -> Any:
+        inner.pack(value, path)  # refuses another type, which pydantic would convert
+        return inner.pack(valid(value, path), path)
+
+    def load(walk: Walk, value: Any, path: str) -> Any:
+        return valid(walk(value, path), path)
+
+    loads = (partial(load, walk) for walk in (inner.unpack, inner.read))
+    return Converter(pack, *loads, parts=lambda: [("", inner)])
 
 
 def _checked_dump(kind: Any, value: Any, path: str, *, by_alias: bool) -> Any:
@@ -44,7 +83,7 @@ def _validated(kind: Any, value: Any, path: str) -> Any:
         # Validate as JSON if possible: only then does a strict model accept a string as a date.
         return kind.model_validate_json(text) if (text := _as_json(value)) else kind.model_validate(value)
     except ValueError as error:
-        raise TypeMismatch(path, _first_problem(error, kind)) from error
+        raise _first_mismatch(error, path, f"not a valid {type_name(kind)}: ") from error
 
 
 def _as_json(value: Any) -> str | None:
@@ -54,8 +93,13 @@ def _as_json(value: Any) -> str | None:
         return None  # the codec may support types that JSON lacks
 
 
-def _first_problem(error: ValueError, kind: Any) -> str:
-    """Return the first validation error in one line, without the value, which may be secret."""
+def _first_mismatch(error: ValueError, path: str, label: str = "") -> TypeMismatch:
+    """Return the first validation error of a value at *path*, without the value, which may be secret."""
     found = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": type(error).__name__}
-    place = ".".join(str(part) for part in found["loc"])
-    return f"not a valid {type_name(kind)}: {place + ': ' if place else ''}{found['msg']}"
+    for part in found["loc"]:
+        path = f"{path}[{part}]" if isinstance(part, int) else step_to(path, part)
+    return TypeMismatch(path, f"{label}{found['msg']}")
+
+
+_CONSTRAINTS: Final = frozenset({"annotated_types", "pydantic"})
+"""The libraries whose metadata in ``Annotated`` are constraints."""

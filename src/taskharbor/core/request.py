@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
+from taskharbor.core.durations import NOT_A_DURATION, Duration, to_timedelta
 from taskharbor.core.errors import InvalidRequest, Problem
+from taskharbor.core.model import mutable_twin
 from taskharbor.core.text import is_storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from taskharbor.core.flat_calls import FlatShape
     from taskharbor.core.ids import JobId
 
 MAX_DELAY: Final = timedelta(days=3650)
@@ -23,6 +26,8 @@ TYPE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
 QUEUE_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 PRIORITY_RANGE: Final = range(-32_768, 32_768)
 ATTEMPTS_RANGE: Final = range(1, 1_000_001)
+MAX_ATTEMPTS: Final = 20
+"""How many attempts a job has by default."""
 MAX_TIMEOUT: Final = timedelta(days=366)
 MAX_KEY_CHARS: Final = 255
 MAX_METADATA: Final = 32
@@ -33,16 +38,59 @@ MAX_SCHEDULED_FOR: Final = datetime(9000, 1, 1, tzinfo=UTC)
 _MAX_SHOWN_CHARS: Final = 60
 
 
+class TypedCall(Protocol):
+    """A call of a task. If it has a *flat* shape and no options, its *values* can be written without a request."""
+
+    @property
+    def request(self) -> JobRequest:
+        """The request for its job."""
+
+    @property
+    def task(self) -> object:
+        """The task. The requests of its calls without options differ only in their payload."""
+
+    @property
+    def flat(self) -> FlatShape | None:
+        """How to write its values; None if only the request has them."""
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values of a flat call."""
+
+
+class RequestTemplate(NamedTuple):
+    """What the requests of a task have in common, unless a call says otherwise."""
+
+    type: str
+    queue: str
+    timeout: Duration | None
+    max_attempts: int | None
+    priority: int
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def of(cls, type: str, options: Mapping[str, Any]) -> Self:
+        """Return the template of a task with these *options*."""
+        return cls(
+            type=type,
+            queue=options.get("queue", "default"),
+            timeout=options.get("timeout"),
+            max_attempts=options.get("max_attempts"),
+            priority=options.get("priority", 0),
+            metadata=options.get("metadata", {}),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
     """A request to run a job.
 
-    *scheduled_for* or *delay* sets when the job is due; without either it is due at once. Due jobs
-    run in order of *priority*, lowest number first. If *max_attempts* is not given, it comes from
-    the retry policy. A second request with the same *idempotency_key* in the same queue does not
-    create a second job.
+    *scheduled_for* or *delay* sets when the job is due; without either it is due at once. *delay* and
+    *timeout* are timedeltas or numbers of seconds. Due jobs run in order of *priority*, lowest number
+    first. If *max_attempts* is not given, it comes from the client. A second request with the same
+    *idempotency_key* in the same queue does not create a second job.
 
-    >>> JobRequest(type="email.send", payload={"to": "a@b.c"}, delay=timedelta(minutes=5)).queue
+    >>> JobRequest(type="email.send", payload={"to": "a@b.c"}, delay=300).queue
     'default'
     """
 
@@ -50,12 +98,27 @@ class JobRequest:
     payload: object = field(default=None, repr=False)
     queue: str = "default"
     scheduled_for: datetime | None = None
-    delay: timedelta | None = None
-    timeout: timedelta | None = None
+    delay: Duration | None = None
+    timeout: Duration | None = None
     max_attempts: int | None = None
     priority: int = 0
     idempotency_key: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+_bare: Final = object.__new__
+_MutableRequest: Final = mutable_twin(JobRequest)
+
+
+def new_request(payload: object, template: RequestTemplate) -> JobRequest:
+    """Return a request in a third of the time of ``JobRequest(…)``: a bulk enqueue makes thousands."""
+    request = _bare(_MutableRequest)
+    request.payload = payload
+    request.type, request.queue, request.timeout, request.max_attempts, request.priority, metadata = template
+    request.metadata = {**metadata}
+    request.scheduled_for = request.delay = request.idempotency_key = None
+    request.__class__ = JobRequest
+    return request  # type: ignore[no-any-return]
 
 
 def validate(request: JobRequest) -> None:
@@ -96,9 +159,10 @@ def validate_attempts(attempts: int, *, field: str) -> None:
         raise InvalidRequest(problems)
 
 
-def validate_requeue(job_ids: Sequence[JobId], *, budget: int, payload: bytes | None) -> None:
+def validate_requeue(job_ids: Sequence[JobId], *, budget: int | None, payload: bytes | None) -> None:
     """Raise `InvalidRequest` if the arguments of a requeue are invalid."""
-    validate_attempts(budget, field="budget")
+    if budget is not None:
+        validate_attempts(budget, field="budget")
     if payload is not None and len(job_ids) > 1:
         rule = "a codec may bind a payload to its job: requeue the jobs one by one"
         raise InvalidRequest([Problem(field="payload", value=f"given for {len(job_ids):,} jobs", rule=rule)])
@@ -160,9 +224,10 @@ def _number(value: object, name: str, allowed: range) -> Iterator[Problem]:
 
 
 def _duration(value: object, name: str, *, least: timedelta, most: timedelta) -> Iterator[Problem]:
-    if not isinstance(value, timedelta):
-        yield _problem(name, value, "must be a timedelta")
-    elif not least <= value <= most:
+    duration = to_timedelta(value)
+    if duration is None:
+        yield _problem(name, value, NOT_A_DURATION)
+    elif not least <= duration <= most:
         above = "at least 0" if least == timedelta(0) else "above 0"
         yield _problem(name, value, f"must be {above} and at most {most.days:,} days")
 

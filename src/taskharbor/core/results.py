@@ -6,19 +6,21 @@ For a refused item, a driver returns an error of `taskharbor.core.errors` in the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self
 
+from taskharbor.core.ids import JobId, first_id_at, time_of, uuid_from_int
 from taskharbor.core.model import mutable_twin
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import datetime, timedelta
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.ids import Token
     from taskharbor.core.model import JobSummary, Lease
     from taskharbor.core.outcome import Outcome
-    from taskharbor.core.states import Status
+    from taskharbor.core.states import Event, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,32 @@ class Settled:
 
     job_id: JobId
     status: Status
+
+
+_MutableSettlement: Final = mutable_twin(Settlement)
+_MutableSettled: Final = mutable_twin(Settled)
+
+
+def new_settlements(ended: Iterable[tuple[Lease, Outcome]]) -> list[Settlement]:
+    """Return ``Settlement(…)`` of each pair in half the time: a worker makes thousands in a second."""
+    made = []
+    for lease, outcome in ended:
+        settlement = _bare(_MutableSettlement)
+        settlement.lease, settlement.outcome = lease, outcome
+        settlement.__class__ = Settlement
+        made.append(settlement)
+    return made
+
+
+def new_settled(job_ids: Iterable[JobId], status: Status) -> list[Settled]:
+    """Return ``Settled(…)`` of each job in half the time."""
+    made = []
+    for job_id in job_ids:
+        answer = _bare(_MutableSettled)
+        answer.job_id, answer.status = job_id, status
+        answer.__class__ = Settled
+        made.append(answer)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +231,8 @@ class Removed:
 class JobFilter:
     """Which jobs to list. None matches all. *since* and *until* (exclusive) apply to ``created_at``.
 
-    *tag* is a metadata key and its value. *fingerprint* is that of a dead letter's last error.
+    *tag* is a metadata key and its value. *fingerprint* is that of a dead letter's last error. *worker* holds the job
+    or ran it last, *schedule* created it, and *id_prefix* are the first hexadecimal digits of its id.
     """
 
     queue: str | None = None
@@ -213,6 +242,29 @@ class JobFilter:
     until: datetime | None = None
     tag: tuple[str, str] | None = None
     fingerprint: str | None = None
+    worker: str | None = None
+    schedule: str | None = None
+    id_prefix: str | None = None
+
+    def id_bounds(self, after: JobId | None = None) -> tuple[JobId, JobId]:
+        """Return the lowest id that can match and one above the highest, which is at most *after*.
+
+        Ids are UUIDv7 and contain the time of their creation. A job may have been stored with an id of a clock that
+        differs from the clock of its ``created_at`` by up to `MAX_ID_SKEW`.
+        """
+        prefix = self.id_prefix or ""
+        lowest, highest = int(prefix.ljust(_ID_DIGITS, "0"), 16), int(prefix.ljust(_ID_DIGITS, "f"), 16)
+        if self.since is not None:
+            lowest = max(lowest, first_id_at(self.since - MAX_ID_SKEW).int)
+        if self.until is not None:
+            highest = min(highest, first_id_at(self.until + MAX_ID_SKEW).int)
+        above = min(highest + 1, _MAX_ID if after is None else after.int)
+        return JobId(uuid_from_int(lowest)), JobId(uuid_from_int(above))
+
+
+_ID_DIGITS: Final = 32
+_MAX_ID: Final = (1 << 128) - 1
+MAX_ID_SKEW: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +280,32 @@ class Page:
         jobs = tuple(found[:limit])
         return cls(jobs, jobs[-1].id if jobs and len(found) > limit else edge)
 
+    @property
+    def looked_back_to(self) -> datetime | None:
+        """The creation time of the oldest job that was scanned; None if all jobs were."""
+        return None if self.after is None else time_of(self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many of the scanned jobs match. ``after`` is where the next scan continues, None if it was the last one."""
+
+    count: int
+    after: JobId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A worker's call that the token check refused: a settlement, or the extension of a lease.
+
+    The store sets ``at``. (job id, token) identifies the attempt, and with it the worker.
+    """
+
+    job_id: JobId
+    token: Token
+    event: Event
+    at: datetime | None = None
+
 
 _MIN_SCANNED_JOBS: Final = 1_000
 
@@ -241,7 +319,8 @@ def scan_limit(limit: int) -> int:
 class QueueStats:
     """The statistics of a queue.
 
-    ``counts`` has every status. ``oldest_due`` is the due time of the job that has waited longest.
+    ``counts`` has every status. ``oldest_due`` is the due time of the job that has waited longest. A paused queue with
+    ``paused_until`` is resumed then.
     """
 
     name: str
@@ -249,6 +328,8 @@ class QueueStats:
     oldest_due: datetime | None
     paused_at: datetime | None
     paused_by: str | None
+    paused_reason: str = ""
+    paused_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

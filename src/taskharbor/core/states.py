@@ -186,8 +186,8 @@ TRANSITIONS: Final[Mapping[Event, Transition]] = MappingProxyType({
         "status unchanged; scheduled_for, priority; dispatch_at null"),
     Event.REQUEUE: Transition(frozenset({_D, _C}), (_P,),
         "requested by an operator",
-        "life+1; max_attempts = attempt_count + budget; payload if given; scheduled anew; sends and key are kept; "
-        "actor and reason are recorded"),
+        "life+1; max_attempts = attempt_count + budget (as before if not given); payload if given; "
+        "scheduled anew; sends and key are kept; actor and reason are recorded"),
     Event.PRUNE: Transition(FINAL, (),
         "older than the retention; every event published or given up",
         "removes its keys, attempts and events"),

@@ -143,12 +143,15 @@ def _unknown(value: object, _depth: int) -> NoReturn:
         if isinstance(value, known):
             reject(f"{name} would be read back as {known.__name__}: pass a {known.__name__}")
     accepted = ", ".join(known.__name__ for known in _ACCEPTED)
-    reject(f"{kind.__qualname__} has no JSON form; accepted are None, {accepted}, registered enums and dataclasses")
+    reject(
+        f"{kind.__qualname__} has no JSON form: convert it first, for example to a str. Values may be None, {accepted},"
+        " or enums and dataclasses that are named in JsonCodec(types=[…])"
+    )
 
 
 def tree_encoder(classes: Mapping[str, type]) -> TreeWalk:
     walk = TreeWalk(_written_key)
-    for tag, (kind, write, _) in _SCALARS.items():
+    for tag, (kind, write, _) in SCALARS.items():
         walk.steps[kind] = partial(_write_scalar, tag, write)
     for name, cls in reversed([*classes.items()]):  # reversed, so that the first of several names wins
         if issubclass(cls, Enum):
@@ -182,7 +185,7 @@ class TagReader:
     def __init__(self, classes: Mapping[str, type]) -> None:
         self._enums = {name: cls for name, cls in classes.items() if issubclass(cls, Enum)}
         self._dataclasses = {name: cls for name, cls in classes.items() if name not in self._enums}
-        self._tags: dict[str, _Step] = {tag: partial(_read_scalar, tag, read) for tag, (_, _, read) in _SCALARS.items()}
+        self._tags: dict[str, _Step] = {tag: partial(_read_scalar, tag, read) for tag, (_, _, read) in SCALARS.items()}
         self._tags |= {"$enum": self._enum, "$dataclass": self._dataclass}
         self.walk = TreeWalk(_read_key)
         self.walk.steps[dict] = self._object
@@ -263,11 +266,11 @@ _cut = partial(make_storable, limit=200)
 MAX_DIGITS: Final = len(str(-(2**MAX_BITS)))
 TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels, or deeper than the stack allows"
 # Tags of types that JSON lacks: the type, its writer and its reader.
-_SCALARS: Final[Mapping[str, tuple[type, Callable[[Any], str], Callable[[str], object]]]] = {
+SCALARS: Final[Mapping[str, tuple[type, Callable[[Any], str], Callable[[str], object]]]] = {
     "$datetime": (datetime, _write_datetime, datetime.fromisoformat),
     "$date": (date, date.isoformat, date.fromisoformat),
     "$uuid": (UUID, str, UUID),
     "$decimal": (Decimal, lambda value: str(_decimal(value)), _decimal),
     "$bytes": (bytes, lambda value: b64encode(value).decode(), partial(b64decode, validate=True)),
 }
-_ACCEPTED: Final = (bool, int, float, str, list, dict, *(kind for kind, _, _ in _SCALARS.values()))
+_ACCEPTED: Final = (bool, int, float, str, list, dict, *(kind for kind, _, _ in SCALARS.values()))

@@ -9,13 +9,14 @@ directions, with its path.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, InitVar, fields, is_dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import partial
+from operator import attrgetter
 from typing import (
     Annotated,
     Any,
@@ -41,10 +42,12 @@ from taskharbor.core.conversion import (
     require_exact_type,
     require_number,
     require_type,
+    step_to,
     type_name,
 )
 from taskharbor.core.errors import Problem, UsageError
-from taskharbor.core.pydantic_models import model
+from taskharbor.core.json_text import FORMS, read_text
+from taskharbor.core.pydantic_models import constrained, model
 
 
 def converter_for(annotation: Any) -> Converter:  # noqa: PLR0911  one for each kind of annotation
@@ -55,7 +58,11 @@ def converter_for(annotation: Any) -> Converter:  # noqa: PLR0911  one for each 
     """
     origin = get_origin(annotation)
     if origin is Annotated:
+        return constrained(annotation, converter_for(get_args(annotation)[0]))
+    if origin in {Required, NotRequired}:
         return converter_for(get_args(annotation)[0])
+    if hasattr(annotation, "__value__"):  # a 'type' statement
+        return converter_for(annotation.__value__)
     if isinstance(annotation, NewType):
         return converter_for(annotation.__supertype__)
     if origin is Literal:
@@ -71,16 +78,21 @@ def converter_for(annotation: Any) -> Converter:  # noqa: PLR0911  one for each 
     return _ANYTHING
 
 
-def type_hints_of(annotated: Any, names: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+class UnresolvedAnnotation(UsageError):
+    """An annotation contains a name that is not defined, or not defined yet."""
+
+
+def type_hints_of(annotated: Any, names: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the annotations of a function or class. *names* are additional names, such as local ones."""
     try:
-        return get_type_hints(annotated, localns=names and dict(names), **options)
+        return get_type_hints(annotated, localns=names and dict(names), include_extras=True)
     except NameError as error:
         if names is None and isinstance(annotated, type):
             # A recursive class defined inside a function. Only as a fallback: extra names hide the class's attributes.
-            return type_hints_of(annotated, {annotated.__name__: annotated}, **options)
+            return type_hints_of(annotated, {annotated.__name__: annotated})
         rule = f"{error}; define or import that name at module level, outside of 'if TYPE_CHECKING'"
-        raise UsageError(Problem(field="annotation", value=f"of {annotated.__qualname__}", rule=rule)) from error
+        problem = Problem(field=f"annotation of {annotated.__qualname__}", value="unresolved", rule=rule)
+        raise UnresolvedAnnotation(problem) from error
 
 
 def _plain(kind: type[Any], arguments: tuple[Any, ...] = ()) -> Converter:  # noqa: PLR0911  as above
@@ -98,17 +110,19 @@ def _plain(kind: type[Any], arguments: tuple[Any, ...] = ()) -> Converter:  # no
         return _generic(kind, ())
     if kind is timedelta:
         return Converter(_seconds, _time_span)
-    return _leaf(kind) if kind in _LEAVES else _ANYTHING
+    if kind in _LEAVES:
+        return _leaf(kind)
+    return _ANYTHING if kind in {Any, object} else Converter(_keep, _keep, kind=kind, is_opaque=True, kept=None)
 
 
 def _leaf(kind: type[Any]) -> Converter:
     if kind is float:
-        return Converter(require_number, require_number)
+        return Converter(require_number, require_number, kept=frozenset({float}))
 
     def check(value: Any, path: str) -> Any:
         return value if type(value) is kind else require_type(kind, value, path)
 
-    return Converter(check, check)
+    return Converter(check, check, partial(read_text, kind) if kind in FORMS else None, kept=frozenset({kind}))
 
 
 def _seconds(value: Any, path: str) -> float:
@@ -121,7 +135,7 @@ def _seconds(value: Any, path: str) -> float:
 def _time_span(value: Any, path: str) -> timedelta:
     try:
         return timedelta(seconds=require_number(value, path))
-    except OverflowError:
+    except (OverflowError, ValueError):  # the latter for NaN, which a codec other than JSON may store
         raise TypeMismatch(path, "exceeds the range of timedelta") from None
 
 
@@ -142,7 +156,24 @@ def _literal(allowed: tuple[Any, ...]) -> Converter:
 
 def _union(converters: Sequence[Converter], annotation: Any) -> Converter:
     packs = [partial(_pack_as, index, converters, annotation) for index in range(len(converters))]
-    return Converter(_first(packs, annotation), _first([each.unpack for each in converters], annotation))
+    unpack, read = (_first([load(each) for each in converters], annotation) for load in _LOADS)
+    others = [each for each, kind in zip(converters, get_args(annotation), strict=True) if kind is not type(None)]
+    if len(others) == 1:  # the error then says how that type is written in JSON
+
+        def read(value: Any, path: str) -> Any:
+            return None if value is None else others[0].read(value, path)
+
+    kept = _kept_by_any(converters)
+    return Converter(
+        _first(packs, annotation), unpack, read, parts=lambda: (("", each) for each in converters), kept=kept
+    )
+
+
+def _kept_by_any(converters: Sequence[Converter]) -> frozenset[type]:
+    """Return the types that a union of leaves keeps. A leaf refuses the types of all others, but float converts int."""
+    leaves = [each.kept for each in converters if each.kept]
+    kept = frozenset[type]().union(*leaves) if len(leaves) == len(converters) else frozenset()
+    return kept - {int} if float in kept else kept
 
 
 def _first(walks: Sequence[Walk], annotation: Any) -> Walk:
@@ -199,7 +230,12 @@ class _Record:
         self._type_arguments = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
         self._required = required
         self._fields: dict[str, Converter] | None = None
-        self.converter = Converter(self._pack, self._unpack)
+        whole = (kind, *arguments) if arguments else kind
+        loads = (partial(self._load, load) for load in _LOADS)
+        self.converter = Converter(self._pack, *loads, parts=self._parts, kind=whole)
+
+    def _parts(self) -> list[tuple[str, Converter]]:
+        return [(f".{name}", converter) for name, converter in self._converters().items()]
 
     def _converters(self) -> dict[str, Converter]:
         if self._fields is None:
@@ -212,18 +248,18 @@ class _Record:
 
     def _pack(self, value: Any, path: str) -> dict[str, Any]:
         if is_typeddict(self._kind):
-            return self._convert(require_type(dict, value, path), path, lambda each: each.pack)
+            return self._convert(attrgetter("pack"), require_type(dict, value, path), path)
         known = require_exact_type(self._kind, value, path)
         return {name: each.pack(getattr(known, name), f"{path}.{name}") for name, each in self._converters().items()}
 
-    def _unpack(self, value: Any, path: str) -> Any:
-        values = self._convert(value, path, lambda each: each.unpack)
+    def _load(self, direction: _Direction, value: Any, path: str) -> Any:
+        values = self._convert(direction, value, path)
         try:
             return self._kind(**values)
         except (TypeError, ValueError) as error:  # raised by its __post_init__
             raise TypeMismatch(path, f"not a valid {type_name(self._kind)}: {error}") from error
 
-    def _convert(self, value: Any, path: str, direction: Callable[[Converter], Walk]) -> dict[str, Any]:
+    def _convert(self, direction: _Direction, value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise TypeMismatch(
                 path, f"must be an object with the fields of {type_name(self._kind)}, not {type_name(type(value))}"
@@ -231,7 +267,7 @@ class _Record:
         converters = self._converters()
         for name in value:
             if name not in converters:
-                raise TypeMismatch(f"{path}.{name}", f"{type_name(self._kind)} has no such field")
+                raise TypeMismatch(step_to(path, name), f"{type_name(self._kind)} has no such field")
         for name in self._required(self._kind):
             if name not in value:
                 raise TypeMismatch(f"{path}.{name}", f"missing: {type_name(self._kind)} requires it")
@@ -259,7 +295,7 @@ def _substitute(hint: Any, arguments: Mapping[Any, Any]) -> Any:
 
 def _required_keys(kind: Any) -> frozenset[str]:
     """Return the required keys of a TypedDict. ``__required_keys__`` is wrong for annotations in quotes."""
-    hints = type_hints_of(kind, include_extras=True)
+    hints = type_hints_of(kind)
     origins = {name: get_origin(hint) for name, hint in hints.items()}
     return frozenset(
         name
@@ -298,11 +334,16 @@ def _collection(make: type[Any], kind: Any, item: Converter) -> Converter:
             sorted(packed, key=repr) if isinstance(value, AbstractSet) else packed
         )  # sorted, so that equal sets have equal digests
 
-    return Converter(pack, lambda value, path: make(_items(item.unpack, value, path)))
+    loads = (partial(_items, make, load(item)) for load in _LOADS)
+    return Converter(pack, *loads, parts=lambda: [("[0]", item)])
 
 
-def _items(walk: Walk, value: Any, path: str) -> list[Any]:
-    return [walk(each, f"{path}[{n}]") for n, each in enumerate(require_type(list, value, path))]
+def _items(make: type[Any], walk: Walk, value: Any, path: str) -> Any:
+    items = [walk(each, f"{path}[{n}]") for n, each in enumerate(require_type(list, value, path))]
+    try:
+        return make(items)
+    except TypeError:  # a list or dict in a set
+        raise TypeMismatch(path, f"an item cannot be in a {type_name(make)}, since it is not hashable") from None
 
 
 def _tuple(arguments: tuple[Any, ...]) -> Converter:
@@ -310,15 +351,19 @@ def _tuple(arguments: tuple[Any, ...]) -> Converter:
         return _collection(tuple, tuple, converter_for(arguments[0] if arguments else Any))
     converters = [converter_for(each) for each in arguments]
 
-    def convert(kind: type[Any], direction: Callable[[Converter], Walk], value: Any, path: str) -> list[Any]:
+    def convert(kind: type[Any], direction: _Direction, value: Any, path: str) -> list[Any]:
         if len(require_type(kind, value, path)) != len(converters):
             raise TypeMismatch(path, f"must have {len(converters)} items, not {len(value)}")
         pairs = zip(converters, value, strict=True)
         return [direction(converter)(each, f"{path}[{n}]") for n, (converter, each) in enumerate(pairs)]
 
+    def load(direction: _Direction, value: Any, path: str) -> tuple[Any, ...]:
+        return tuple(convert(list, direction, value, path))
+
     return Converter(
-        lambda value, path: convert(tuple, lambda each: each.pack, value, path),
-        lambda value, path: tuple(convert(list, lambda each: each.unpack, value, path)),
+        partial(convert, tuple, attrgetter("pack")),
+        *(partial(load, each) for each in _LOADS),
+        parts=lambda: [(f"[{n}]", converter) for n, converter in enumerate(converters)],
     )
 
 
@@ -331,18 +376,32 @@ def _mapping(key: Converter, value: Converter, *, has_text_keys: bool) -> Conver
         pairs = [[key.pack(k, f"{path} key"), value.pack(v, f"{path}[{k!r}]")] for k, v in mapping.items()]
         return {k: v for k, v in pairs} if has_text_keys else pairs  # noqa: C416  dict() has no type for lists
 
-    def unpack(stored: Any, path: str) -> dict[Any, Any]:
-        if has_text_keys:
-            pairs = list(require_type(dict, stored, path).items())
-        else:
-            pairs = [require_type(list, pair, path) for pair in require_type(list, stored, path)]
-        return {key.unpack(k, f"{path} key"): value.unpack(v, f"{path}[{k!r}]") for k, v in pairs}
+    def load(direction: _Direction, stored: Any, path: str) -> dict[Any, Any]:
+        pairs = list(require_type(dict, stored, path).items()) if has_text_keys else _pairs(stored, path)
+        load_key, load_value = direction(key), direction(value)
+        return {load_key(k, f"{path} key"): load_value(v, f"{path}[{k!r}]") for k, v in pairs}
 
-    return Converter(pack, unpack)
+    loads = (partial(load, each) for each in _LOADS)
+    return Converter(pack, *loads, parts=lambda: [(" key", key), ("[…]", value)])
 
 
-_ANYTHING: Final = Converter(lambda value, _path: value, lambda value, _path: value)
-"""For annotations without a converter: the codec decides whether the value can be stored."""
+def _pairs(stored: Any, path: str) -> list[Any]:
+    if isinstance(stored, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in stored):  # noqa: PLR2004  a pair
+        return stored
+    raise TypeMismatch(path, "must be a list of [key, value] pairs, since its keys are not str")
+
+
+_Direction = Callable[[Converter], Walk]
+_LOADS: Final[Sequence[_Direction]] = (attrgetter("unpack"), attrgetter("read"))
+"""The ways from a stored or JSON form to a value, in the order of the parameters of `Converter`."""
+
+
+def _keep(value: Any, _path: str) -> Any:
+    return value
+
+
+_ANYTHING: Final = Converter(_keep, _keep, kept=None)
+"""For Any: the codec decides whether a value can be stored."""
 _LEAVES: Final = frozenset({bool, bytes, date, datetime, Decimal, int, str, float, UUID, type(None)})
 _GENERICS: Final[Mapping[Any, type[Any]]] = {
     list: list,
@@ -350,8 +409,11 @@ _GENERICS: Final[Mapping[Any, type[Any]]] = {
     frozenset: frozenset,
     tuple: tuple,
     dict: dict,
-    Sequence: list,
+    Iterable: list,
     Collection: list,
+    Sequence: list,
+    MutableSequence: list,
     Mapping: dict,
+    MutableMapping: dict,
     AbstractSet: set,
 }

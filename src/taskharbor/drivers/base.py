@@ -28,7 +28,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
+from taskharbor.drivers.notices import Listener, Notice
 from taskharbor.drivers.operator import Control, Inspector
+from taskharbor.drivers.schedule_records import ScheduleRecords
+from taskharbor.drivers.worker_records import WorkerRecords
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -42,7 +45,8 @@ if TYPE_CHECKING:
         OutcomeNotStorable,
     )
     from taskharbor.core.ids import JobId, Token
-    from taskharbor.core.model import Claim, Lease, NewJob, OutboxRow, Progress, Schedule, WorkerRecord
+    from taskharbor.core.messages import DeliveryNote
+    from taskharbor.core.model import Claim, Lease, NewJob, OutboxRow, Progress
     from taskharbor.core.results import (
         Death,
         Declined,
@@ -60,6 +64,9 @@ if TYPE_CHECKING:
         Unpublished,
         Unsent,
     )
+    from taskharbor.core.statistics import StatisticTally
+    from taskharbor.drivers.attempt_logs import AttemptLogs
+    from taskharbor.drivers.operations import Operations
 
     SettleAnswer = Settled | Skipped | OutcomeNotStorable | JobNotFound | LeaseLost
 
@@ -73,6 +80,7 @@ __all__ = [
     "JoinedTransaction",
     "Listener",
     "Maintenance",
+    "Notice",
 ]
 
 
@@ -115,27 +123,6 @@ class JoinedTransaction(Inserter, Protocol):
         """
 
 
-class Listener(Protocol):
-    """Receives notifications that jobs may be ready.
-
-    Notifications are hints that only reduce latency: they may be spurious, and they may be lost, so callers also
-    poll. Only one thread may wait at a time.
-    """
-
-    def wait(self, timeout: timedelta) -> bool:
-        """Return True as soon as a notification has arrived since the last wait, or False after *timeout*.
-
-        The notification is cleared before True is returned. One that arrives while the caller searches for jobs
-        therefore ends the next wait.
-        """
-
-    def wake(self) -> None:
-        """End the current wait, or else the next one, as a notification would. Callable from any thread."""
-
-    def close(self) -> None:
-        """Stop listening and release all resources. No thread may be waiting: call `wake` first."""
-
-
 class Driver(Protocol):
     """Stores jobs and changes their states. The methods follow the order of a job's life."""
 
@@ -148,14 +135,23 @@ class Driver(Protocol):
         """Return the read interface of the same store."""
 
     @property
+    def attempt_logs(self) -> AttemptLogs:
+        """Return the log lines of attempts in the same store."""
+
+    @property
     def control(self) -> Control:
         """Return the operator interface of the same store."""
 
-    def listen(self, queues: Collection[str]) -> Listener:
-        """Listen for jobs of *queues* that are ready to run, stored by any process.
+    @property
+    def operations(self) -> Operations:
+        """Return the bulk operations of the same store."""
 
-        A listener is notified after the commit of an insert, requeue, reschedule or release that leaves a ready job,
-        including commits of joined transactions. Notifying when a job becomes due or a queue is resumed is optional.
+    def listen(self, queues: Collection[str], *, worker: str | None = None) -> Listener:
+        """Listen for jobs of *queues* that are ready to run, and for cancels of jobs that *worker* holds.
+
+        A listener is notified after a commit of any process: `Notice.JOBS` after an insert, requeue, reschedule or
+        release that leaves a ready job, including commits of joined transactions; `Notice.CANCELS` after a cancel of
+        a job that is PROCESSING under *worker*. Notifying when a job becomes due or a queue is resumed is optional.
         A failure to notify never fails the call that caused it.
         """
 
@@ -257,8 +253,8 @@ class Driver(Protocol):
         Checks, in this order: already settled with this event and token → the recorded result again, whatever
         happened to the job since; no such job → `JobNotFound`; not PROCESSING → `JobNotInflight`; another token →
         `LeaseMismatch`; lease expired → `LeaseExpired`. `taskharbor.core.states.status_after` defines the resulting
-        state of each outcome. In the same commit, every outcome except success adds a row to the job's attempts, and
-        every death adds an outbox row.
+        state of each outcome. In the same commit, every outcome except success adds a row to the job's attempts and
+        stores its ``traceparent``, if any, as the metadata entry `ATTEMPT_TRACEPARENT`; a death adds an outbox row.
 
         Return `Skipped` for rows that another transaction has locked, as `extend` does. Return `OutcomeNotStorable`
         for an outcome whose data the store cannot hold (out of range, too large, or violating a constraint). Neither
@@ -272,11 +268,17 @@ class Driver(Protocol):
         until a requeue clears it.
         """
 
+    def cancel_requested(self, leases: Sequence[Lease]) -> list[bool]:
+        """Return for each lease whether a cancel of its job was requested; False if the lease is no longer valid.
+
+        It only reads, and does not wait for rows that another transaction has locked.
+        """
+
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
         """Return the jobs that are held under *tokens* with valid leases, in any order.
 
         It serves callers that lost the reply of `reserve` or `claim`. A job that is missing here was not leased, or
-        its lease has ended since.
+        its lease has ended since. As with those two, the jobs are objects of their own: a worker sets their codec.
         """
 
     def dispatch(self, queue: str, *, limit: int, lock: timedelta, unclaimed: int) -> list[Dispatch]:
@@ -310,9 +312,9 @@ class Driver(Protocol):
         job_ids: Sequence[JobId],
         *,
         token: Token,
-        budget: int,
         by: str,
         reason: str,
+        budget: int | None = None,
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,
@@ -320,11 +322,12 @@ class Driver(Protocol):
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         """Give DEAD and CANCELED jobs a new life with *budget* attempts (at least 1, else `InvalidRequest`).
 
-        ``attempt_count`` never decreases; ``max_attempts`` becomes ``attempt_count + budget``. The job is due at
-        *scheduled_for*, or at now + *delay*, or now. *token* must be new; a repeated call with it returns the first
-        result. *by* and *reason* are recorded among the job's attempts. If *queue* is given, a job of another queue
-        yields `JobNotFound`. A *payload*, encoded for this job, replaces the job's payload; the idempotency key and
-        its digest stay. It is allowed with a single job only (else `InvalidRequest`): a codec may bind it to the job.
+        Without a *budget*, each job gets as many attempts as its life that ended had. ``attempt_count`` never
+        decreases; ``max_attempts`` becomes ``attempt_count`` plus the budget. The job is due at *scheduled_for*, or at
+        now + *delay*, or now. *token* must be new; a repeated call with it returns the first result. *by* and *reason*
+        are recorded among the job's attempts. If *queue* is given, a job of another queue yields `JobNotFound`. A
+        *payload*, encoded for this job, replaces the job's payload; the idempotency key and its digest stay. It is
+        allowed with a single job only (else `InvalidRequest`): a codec may bind it to the job.
         """
 
     def reschedule(
@@ -344,7 +347,7 @@ class Driver(Protocol):
         """Release the driver's resources. Later calls may raise."""
 
 
-class Maintenance(Protocol):
+class Maintenance(WorkerRecords, ScheduleRecords, Protocol):
     """Periodic work that keeps the store healthy. Any number of processes may call these methods concurrently."""
 
     def expire(self, *, limit: int) -> list[Expired]:
@@ -379,16 +382,16 @@ class Maintenance(Protocol):
         """
 
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
-        """Remove DEAD jobs, or those in *job_ids*, by the rules of `prune`. Only operators request this."""
+        """Remove DEAD jobs, or those in *job_ids*, by the rules of `prune`. Without ``keep_dead`` only operators do."""
 
     def claim_duty(self, name: str, *, every: timedelta) -> bool:
         """Return True for one caller in each period of a periodic duty, and False for all others."""
 
-    def record_worker(self, worker: WorkerRecord) -> None:
-        """Record that a worker is alive, with its configuration. The store sets ``seen_at``."""
+    def resume_paused(self) -> list[str]:
+        """Resume the queues whose ``paused_until`` has passed, and return their names, in order."""
 
-    def prune_workers(self, *, unseen_for: timedelta) -> int:
-        """Remove workers that were last seen at least *unseen_for* ago, and return their number."""
+    def record_delivery(self, notes: Sequence[DeliveryNote]) -> None:
+        """Replace the notes of the same queue and role."""
 
     def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
         """Remove up to *limit* audit entries that are at least *older_than* old, oldest first; return their number."""
@@ -421,17 +424,8 @@ class Maintenance(Protocol):
         passed, and of *job_ids* only, if given.
         """
 
-    def due_schedules(self, *, limit: int) -> list[Schedule]:
-        """Return up to *limit* schedules that are not paused and whose ``next_at`` has passed, earliest first."""
-
-    def advance_schedule(
-        self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
-    ) -> bool:
-        """Set a schedule's ``next_at`` and store *jobs*, in one commit, if ``next_at`` still equals *fired*.
-
-        Return True to the one caller that succeeds. The id of the last job becomes the schedule's ``last_job_id``, and
-        *fired* its ``fired_at``; without jobs both stay. Listeners are notified as by `Driver.insert`.
-        """
+    def record_statistics(self, tallies: Sequence[StatisticTally], *, version: str | None = None) -> None:
+        """Add *tallies* to the statistics, and note that workers of this *version* of the application are alive."""
 
     def roll_up(self, *, keep: timedelta) -> int:
         """Update the aggregates, remove minutes that began more than *keep* ago, and return the number of those."""

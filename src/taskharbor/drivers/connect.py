@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from taskharbor.core.errors import Problem, UsageError
+from taskharbor.installation import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from taskharbor.drivers.base import Driver
     from taskharbor.drivers.migrate import Migration, Schema
+    from taskharbor.drivers.postgres.server import ServerAddress
 
 
 def connect(url: str) -> Driver:
@@ -41,6 +43,15 @@ def store_kind(url: str) -> str:
     if name not in _STORES:
         raise UnknownStore(name)
     return _STORES[name]
+
+
+def file_of(url: str) -> Path | None:
+    """Return the file that *url* refers to, or None if that store is not a file.
+
+    >>> file_of("sqlite:///jobs.db")
+    PosixPath('jobs.db')
+    """
+    return _path_in(url) if store_kind(url) == "sqlite" else None
 
 
 def schema_for(url: str) -> tuple[Schema, tuple[Migration, ...]] | None:
@@ -110,11 +121,11 @@ class DriverNotInstalled(UsageError):
         self.store = store
 
     def __str__(self) -> str:
-        return f"the {self.store} driver is not installed; run: pip install 'taskharbor[{self.store}]'"
+        return f"the {self.store} driver is not installed; run: {install_command(self.store)}"
 
 
 def _usable() -> str:
-    return "postgresql://localhost/app, sqlite:///jobs.db and memory://"
+    return "postgresql://localhost/app and sqlite:///jobs.db"
 
 
 def _open_memory(_url: str) -> Driver:
@@ -140,16 +151,28 @@ def _open_postgres(url: str) -> Driver:
     from taskharbor.drivers.postgres import PostgresDriver  # noqa: PLC0415  as above
 
     libpq_url, own = _split_parameters(url)
-    return PostgresDriver(libpq_url, schema=own.get("schema", "public"), is_pooled="pooler" in own)
+    return PostgresDriver(
+        libpq_url,
+        schema=own.get("schema", "public"),
+        is_pooled="pooler" in own,
+        claims_asynchronously="claims" in own,
+    )
 
 
 def _postgres_schema(url: str) -> tuple[Schema, tuple[Migration, ...]]:
-    _require_psycopg()
+    address = postgres_address(url)
     from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema  # noqa: PLC0415  as above
+
+    return PostgresSchema(address), MIGRATIONS
+
+
+def postgres_address(url: str) -> ServerAddress:
+    """Return the server and schema that the URL of a PostgreSQL store refers to."""
+    _require_psycopg()
     from taskharbor.drivers.postgres.server import ServerAddress  # noqa: PLC0415  as above
 
     libpq_url, own = _split_parameters(url)
-    return PostgresSchema(ServerAddress(url=libpq_url, schema=own.get("schema", "public"))), MIGRATIONS
+    return ServerAddress(url=libpq_url, schema=own.get("schema", "public"), is_pooled="pooler" in own)
 
 
 def _require_psycopg() -> None:
@@ -165,9 +188,9 @@ def _split_parameters(url: str) -> tuple[str, dict[str, str]]:
     own = {
         name: unquote(value) for name, _, value in (pair.partition("=") for pair in pairs) if name in _OWN_PARAMETERS
     }
-    if own.get("pooler", "transaction") != "transaction":
-        rule = "pooler=transaction is for a pooler in transaction mode; leave it out otherwise"
-        raise UsageError(Problem(field="pooler", value=own["pooler"], rule=rule))
+    for name, (value, rule) in _SWITCHES.items():
+        if own.get(name, value) != value:
+            raise UsageError(Problem(field=name, value=own[name], rule=f"{name}={value} {rule}"))
     rest = "&".join(pair for pair in pairs if pair.partition("=")[0] not in _OWN_PARAMETERS)
     return f"{scheme.lower()}://{base}{'?' if rest else ''}{rest}", own
 
@@ -186,7 +209,14 @@ _OPEN: Final[Mapping[str, Callable[[str], Driver]]] = MappingProxyType(
 _STORES: Final = MappingProxyType(
     {"memory": "memory", "postgres": "postgres", "postgresql": "postgres", "sqlite": "sqlite"}
 )
-_OWN_PARAMETERS: Final = ("pooler", "schema")
+_SWITCHES: Final = MappingProxyType(
+    {
+        "claims": ("asynchronous", "claims jobs without waiting for the disk; leave it out otherwise"),
+        "pooler": ("transaction", "is for a pooler in transaction mode; leave it out otherwise"),
+    }
+)
+"""Parameters that have one value, and what it does."""
+_OWN_PARAMETERS: Final = (*_SWITCHES, "schema")
 
 _SCHEME: Final = re.compile(r"(?P<name>[a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _FILE: Final = re.compile(r"sqlite:///(?P<path>[^?#]*[^?#/])", re.IGNORECASE)  # parameters are reserved

@@ -16,6 +16,9 @@ from taskharbor.core.errors import SchemaOutOfDate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+RUN_MIGRATIONS: Final = "run 'taskharbor migrate up'"
+"""The remedy in `SchemaOutOfDate` if migrations are pending."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
@@ -90,7 +93,7 @@ def check_schema(schema: Schema, migrations: Sequence[Migration]) -> None:
     """Raise `SchemaOutOfDate` unless the store has exactly the schema that *migrations* create."""
     status = _check_not_newer(migration_status(schema, migrations))
     if status.pending:
-        raise SchemaOutOfDate(str(status.found), str(status.wanted), _MIGRATE)
+        raise SchemaOutOfDate(str(status.found), str(status.wanted), RUN_MIGRATIONS)
 
 
 def check_compatible(schema: Schema, migrations: Sequence[Migration]) -> int:
@@ -101,7 +104,7 @@ def check_compatible(schema: Schema, migrations: Sequence[Migration]) -> int:
     """
     status = _check_not_newer(migration_status(schema, migrations))
     if status.found == 0 or len(status.pending) > 1:
-        raise SchemaOutOfDate(str(status.found), str(status.wanted), _MIGRATE)
+        raise SchemaOutOfDate(str(status.found), str(status.wanted), RUN_MIGRATIONS)
     return status.found
 
 
@@ -127,5 +130,4 @@ def _check_not_newer(status: MigrationStatus) -> MigrationStatus:
     return status
 
 
-_MIGRATE: Final = "run 'taskharbor migrate up'"
 _FILE: Final = re.compile(r"(?P<number>[0-9]{4})_[a-z0-9_]+\.sql")

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import groupby, product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, LiteralString, TypeVar
 
 from taskharbor.core.errors import (
     JobNotFound,
@@ -20,6 +20,8 @@ from taskharbor.core.errors import (
     OutcomeNotStorable,
 )
 from taskharbor.core.failure import Failure
+from taskharbor.core.log_lines import AttemptLines, decode_lines
+from taskharbor.core.messages import DeliveryNote, DeliveryRole
 from taskharbor.core.model import (
     ApiKey,
     Attempt,
@@ -31,8 +33,17 @@ from taskharbor.core.model import (
     Schedule,
     WorkerRecord,
 )
+from taskharbor.core.operations import (
+    Operation,
+    OperationKind,
+    OperationOptions,
+    OperationState,
+    filter_from_json,
+    filter_to_json,
+)
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
-from taskharbor.core.results import DeadLetterGroup, Death, FinishedCount, QueueStats
+from taskharbor.core.results import DeadLetterGroup, Death, FinishedCount, QueueStats, Refusal
+from taskharbor.core.schedule_runs import ScheduleRun, SkipReason
 from taskharbor.core.states import Event, Status, status_after
 
 if TYPE_CHECKING:
@@ -40,6 +51,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import Token
     from taskharbor.core.model import Lease
+    from taskharbor.core.operations import NewOperation, OperationStep
     from taskharbor.core.outcome import Outcome
     from taskharbor.core.results import Settlement
     from taskharbor.drivers.base import SettleAnswer
@@ -60,19 +72,22 @@ ATTEMPT_COLUMNS: Final[Columns] = (
     "job_id", "token", "life", "attempt", "worker_id", "started_at", "ended_at", "event", "status", "outcome",
     "error_type", "message", "traceback", "fingerprint",
 )  # fmt: skip
+LOG_COLUMNS: Final[Columns] = ("job_id", "token", "attempt", "worker_id", "dropped", "lines", "saved_at")
 OUTBOX_COLUMNS: Final[Columns] = (
     "job_id", "life", "type", "queue", "worker_id", "attempt_count", "max_attempts", "error", "dead_at",
     "next_at", "attempts", "last_error", "published_at", "given_up_at",
 )  # fmt: skip
 SCHEDULE_COLUMNS: Final[Columns] = (
     "name", "cron", "timezone", "type", "queue", "payload", "options", "next_at", "fired_at", "paused_at",
-    "last_job_id",
+    "last_job_id", "declared_at",
 )  # fmt: skip
 WORKER_COLUMNS: Final[Columns] = (
     "id", "host", "pid", "queues", "types", "concurrency", "started_at", "seen_at", "lost_slots",
+    "schedules", "busy_slots", "version", "library", "stopped_at",
 )  # fmt: skip
+REFUSAL_COLUMNS: Final[Columns] = ("job_id", "token", "event", "at")
 API_KEY_COLUMNS: Final[Columns] = (
-    "id", "name", "digest", "scopes", "created_at", "expires_at", "revoked_at", "used_at",
+    "id", "name", "digest", "scopes", "created_at", "expires_at", "revoked_at", "used_at", "parent",
 )  # fmt: skip
 AUDIT_COLUMNS: Final[Columns] = ("id", "at", "actor", "action", "target", "detail")
 DEATH_COLUMNS: Final[Columns] = ("job_id", "type", "queue", "life", "attempt_count", "reason")
@@ -80,15 +95,21 @@ FINISHED_COLUMNS: Final[Columns] = ("minute", "queue", "status", "count")
 GROUP_COLUMNS: Final[Columns] = (
     "queue", "type", "fingerprint", "count", "error", "first_at", "last_at", "sample",
 )  # fmt: skip
-QUEUE_COLUMNS: Final[Columns] = ("name", "counts", "oldest_due", "paused_at", "paused_by")
+QUEUE_COLUMNS: Final[Columns] = (
+    "name", "counts", "oldest_due", "paused_at", "paused_by", "paused_reason", "paused_until",
+)  # fmt: skip
+RUN_COLUMNS: Final[Columns] = ("schedule", "fire_time", "job_id", "skipped", "at")
 
 STATUSES: Final[Mapping[str, Status]] = MappingProxyType({status.value: status for status in Status})
-_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+NO_METADATA: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+_decode: Final = json.JSONDecoder().raw_decode  # in half the time of json.loads, which also skips space
 
 
 def text_map(value: str) -> Mapping[str, str]:
-    """Decode a JSON object of strings."""
-    return _EMPTY if value == "{}" else MappingProxyType(json.loads(value))
+    """Decode a JSON object of strings, as a store returns it: without space around it."""
+    return NO_METADATA if value == "{}" else MappingProxyType(_decode(value)[0])
 
 
 def progress_from_json(value: str) -> Progress:
@@ -108,6 +129,8 @@ _CODECS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         "metadata": text_map,
         "options": text_map,
         "detail": text_map,
+        "lines": decode_lines,
+        "skipped": SkipReason,
     }
 )
 """The columns that every store encodes in the same way."""
@@ -146,6 +169,10 @@ def attempt_from_values(values: Sequence[Any]) -> Attempt:
 _FAILURE_COLUMNS: Final = ATTEMPT_COLUMNS[ATTEMPT_COLUMNS.index("error_type") :]
 
 
+def log_from_values(values: Sequence[Any]) -> AttemptLines:
+    return AttemptLines(**dict(zip(LOG_COLUMNS, values, strict=True)))
+
+
 def outbox_row_from_values(values: Sequence[Any]) -> OutboxRow:
     named = dict(zip(OUTBOX_COLUMNS, values, strict=True))
     event = DeadTaskEvent(**{name: named.pop(name) for name in _EVENT_COLUMNS})
@@ -163,8 +190,30 @@ def worker_from_values(values: Sequence[Any]) -> WorkerRecord:
     return WorkerRecord(**dict(zip(WORKER_COLUMNS, values, strict=True)))
 
 
+def refusal_from_values(values: Sequence[Any]) -> Refusal:
+    return Refusal(**dict(zip(REFUSAL_COLUMNS, values, strict=True)))
+
+
+def delivery_name(queue: str, role: DeliveryRole) -> str:
+    """Return the name of the setting that holds the note of this queue and role."""
+    return f"{role.value}:{queue}"
+
+
+def delivery_names(queue: str) -> list[str]:
+    return [delivery_name(queue, role) for role in DeliveryRole]
+
+
+def delivery_from_values(queue: str, values: Sequence[Any]) -> DeliveryNote:
+    name, problem, seen_at = values
+    return DeliveryNote(queue=queue, role=DeliveryRole(name.partition(":")[0]), problem=problem, seen_at=seen_at)
+
+
 def api_key_from_values(values: Sequence[Any]) -> ApiKey:
     return ApiKey(**dict(zip(API_KEY_COLUMNS, values, strict=True)))
+
+
+def run_from_values(values: Sequence[Any]) -> ScheduleRun:
+    return ScheduleRun(**dict(zip(RUN_COLUMNS, values, strict=True)))
 
 
 def audit_entry_from_values(values: Sequence[Any]) -> AuditEntry:
@@ -188,7 +237,64 @@ def queue_stats_from_values(values: Sequence[Any]) -> QueueStats:
     """Return the statistics of a queue; a status without a job may be missing in its counts."""
     named = dict(zip(QUEUE_COLUMNS, values, strict=True))
     counted = named["counts"] or {}
-    return QueueStats(**named | {"counts": {status: counted.get(status, 0) for status in Status}})
+    reason = named["paused_reason"] or ""
+    counts = {status: counted.get(status, 0) for status in Status}
+    return QueueStats(**named | {"counts": counts, "paused_reason": reason})
+
+
+OPERATION_COLUMNS: Final[Columns] = (
+    "id", "kind", "actor", "reason", "filter", "options", "matched", "is_capped", "digest", "state",
+    "created_at", "next_at", "started_at", "ended_at", "stopped_by", "cursor", "is_searched", "job_ids", "step",
+    "done", "refused",
+)  # fmt: skip
+_OPERATION_CODECS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "kind": OperationKind,
+        "filter": filter_from_json,
+        "options": OperationOptions.from_json,
+        "state": OperationState,
+        "refused": json.loads,
+        "is_capped": bool,
+        "is_searched": bool,
+    }
+)
+
+
+def operation_mapper(codecs: Mapping[str, Callable[[Any], Any]]) -> Callable[[Sequence[Any]], Operation]:
+    """Return a function that makes an operation of a row of `OPERATION_COLUMNS`."""
+
+    def operation(values: Sequence[Any]) -> Operation:
+        named = dict(zip(OPERATION_COLUMNS, values, strict=True))
+        return Operation(by=named.pop("actor"), **named)
+
+    return row_mapper(OPERATION_COLUMNS, operation, {**codecs, **_OPERATION_CODECS})
+
+
+def operation_params(new: NewOperation) -> dict[str, Any]:
+    """Return the statement parameters of a new operation, except its id and job ids, which each store encodes."""
+    return {
+        "kind": new.kind.value,
+        "actor": new.by,
+        "reason": new.reason,
+        "filter": None if new.filter is None else filter_to_json(new.filter),
+        "options": new.options.to_json(),
+        "matched": new.matched,
+        "is_capped": new.is_capped,
+        "digest": new.digest,
+    }
+
+
+def requeue_of_step(step: OperationStep) -> RequeueChange:
+    """Return the arguments of the requeues of an operation's step."""
+    operation = step.operation
+    return RequeueChange(
+        token=step.token,
+        budget=operation.options.budget,
+        by=operation.by,
+        reason=operation.reason,
+        queue=None,
+        payload=None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +302,7 @@ class RequeueChange:
     """The arguments of a requeue, except its time: each store computes that by its own clock."""
 
     token: Token
-    budget: int
+    budget: int | None
     by: str
     reason: str
     queue: str | None
@@ -216,6 +322,7 @@ def outcome_params(outcome: Outcome) -> dict[str, Any]:
         "message": None if failure is None else failure.message,
         "traceback": None if failure is None else failure.traceback,
         "fingerprint": None if failure is None else failure.fingerprint,
+        "traceparent": outcome.traceparent,
     }
 
 
@@ -307,3 +414,14 @@ def settle_separately(
     half = len(settlements) // 2
     parts = (settlements[:half], settlements[half:])
     return [answer for part in parts for answer in settle_separately(part, record, rejection)]
+
+
+def audit_column(
+    *, target: str | None, actor: str | None, action: str | None
+) -> tuple[Literal["target", "actor", "action"] | None, str | None]:
+    """Return the column by which audit entries are selected, and its value; None if all entries are wanted."""
+    if target is not None:
+        return "target", target
+    if actor is not None:
+        return "actor", actor
+    return (None, None) if action is None else ("action", action)

@@ -33,16 +33,16 @@ def unwrap(connection: object) -> Any:
 
 
 async def aunwrap(connection: object) -> Any:
-    """Return the psycopg ``AsyncConnection`` behind *connection*.
+    """Return the psycopg ``AsyncConnection`` or the connection of asyncpg behind *connection*.
 
-    *connection* may be one, or a SQLAlchemy ``AsyncSession`` or ``AsyncConnection``. Anything else raises
+    *connection* may be one of these, or a SQLAlchemy ``AsyncSession`` or ``AsyncConnection``. Anything else raises
     `UsageError`.
     """
     unwrap = _find(_ASYNC, connection)
     if unwrap is None:
         raise _unsupported(_ACCEPTED_ASYNC, connection)
     found = await unwrap(connection)
-    if "psycopg.AsyncConnection" not in _classes(found):
+    if "psycopg.AsyncConnection" not in _classes(found) and not is_asyncpg(found):
         raise _unsupported(_ACCEPTED_ASYNC, connection, found)
     return found
 
@@ -52,13 +52,28 @@ def is_async(connection: object) -> bool:
     return _find(_ASYNC, connection) is not None
 
 
-def join(driver: object, method_name: str, connection: object, **options: Any) -> Any:
-    """Join the transaction of a raw *connection* with the driver's method ``join`` or ``ajoin``, if it has that."""
+def is_asyncpg(connection: object) -> bool:
+    """Return whether *connection* is one of asyncpg, or one that its pool lends."""
+    return bool(_classes(connection) & {"asyncpg.connection.Connection", "asyncpg.pool.PoolConnectionProxy"})
+
+
+def join(driver: object, connection: object, **options: Any) -> Any:
+    """Join the transaction of *connection* with the driver's method ``join``, if it has that."""
+    return _join(driver, "join", unwrap(connection), connection, options)
+
+
+async def ajoin(driver: object, connection: object, **options: Any) -> Any:
+    """Join the transaction of an async *connection* with the driver's method ``ajoin``, if it has that."""
+    return _join(driver, "ajoin", await aunwrap(connection), connection, options)
+
+
+def _join(driver: object, method_name: str, found: object, given: object, options: dict[str, Any]) -> Any:
     method = getattr(driver, method_name, None)
     if method is None:
         rule = _NO_ASYNC if hasattr(driver, "join") else "this store cannot join it; sqlite and postgresql can"
-        raise UsageError(Problem(field="connection", value=_describe(connection), rule=rule))
-    return method(connection, **options)
+        raise UsageError(Problem(field="connection", value=_describe(found), rule=rule))
+    # The store of the test harness must also see the session around the connection, whose commit it waits for.
+    return method(found, **options, given=given) if hasattr(driver, "joins_given") else method(found, **options)
 
 
 def check_kind(connection: object, kind: type, rule: str) -> None:
@@ -86,9 +101,14 @@ def _of_django(connection: Any) -> Any:
     if is_inside is None:  # Django's caches use the same proxy class
         raise _unsupported(_ACCEPTED_SYNC, connection)
     if not is_inside:
-        rule = "use it inside 'with transaction.atomic():'; otherwise there is no transaction to join"
-        raise UsageError(Problem(field="connection", value="Django's, outside atomic()", rule=rule))
+        raise outside_atomic()
     return connection.connection
+
+
+def outside_atomic() -> UsageError:
+    """Return the error for Django's connection if no transaction was begun with it."""
+    rule = "use it inside 'with transaction.atomic():'; otherwise there is no transaction to join"
+    return UsageError(Problem(field="connection", value="Django's, outside atomic()", rule=rule))
 
 
 async def _async_itself(connection: Any) -> Any:
@@ -102,7 +122,11 @@ async def _of_async_session(session: Any) -> Any:
 async def _of_async_sqlalchemy(connection: Any) -> Any:
     if not connection.in_transaction():
         await connection.begin()  # as above
-    return (await connection.get_raw_connection()).driver_connection
+    found = (await connection.get_raw_connection()).driver_connection
+    if is_asyncpg(found) and not found.is_in_transaction():
+        # SQLAlchemy begins the transaction of asyncpg with the first statement. A joined one would come before it.
+        await connection.exec_driver_sql("SELECT 1")
+    return found
 
 
 _SYNC: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -116,6 +140,8 @@ _SYNC: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 _ASYNC: Final[Mapping[str, Callable[[Any], Awaitable[Any]]]] = {
     "psycopg.AsyncConnection": _async_itself,
+    "asyncpg.connection.Connection": _async_itself,
+    "asyncpg.pool.PoolConnectionProxy": _async_itself,
     "sqlalchemy.ext.asyncio.session.AsyncSession": _of_async_session,
     "sqlalchemy.ext.asyncio.scoping.async_scoped_session": _of_async_session,
     "sqlalchemy.ext.asyncio.engine.AsyncConnection": _of_async_sqlalchemy,
@@ -126,8 +152,8 @@ _ACCEPTED_SYNC: Final = (
 )
 _NO_ASYNC: Final = "this store cannot join async connections; pass a sync one to the sync form of this call"
 _ACCEPTED_ASYNC: Final = (
-    "pass a psycopg (3) AsyncConnection, or a SQLAlchemy AsyncSession or AsyncConnection over one"
-    " (postgresql+psycopg://)"
+    "pass a psycopg (3) AsyncConnection, a connection of asyncpg, or a SQLAlchemy AsyncSession or AsyncConnection over"
+    " one of these (postgresql+psycopg:// or postgresql+asyncpg://)"
 )
 
 

@@ -8,8 +8,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Final, Literal
 
+from taskharbor.core.schedule_runs import SkipReason
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from taskharbor.core.model import JobSummary
 
@@ -27,11 +29,15 @@ MAX_CATCH_UP: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiringStep:
-    """What to do: if *cancels*, cancel the previous job; enqueue one job per *fires*; set *next_at*."""
+    """What to do: if *cancels*, cancel the previous job; enqueue one job per *fires*; set *next_at*.
+
+    *skipped* is why the due time itself gets no job.
+    """
 
     fires: tuple[datetime, ...]
     next_at: datetime | None
     cancels: bool = False
+    skipped: SkipReason | None = None
 
 
 def next_firing(
@@ -50,18 +56,24 @@ def next_firing(
         return None
     next_at = next(iter(times(now)), None)
     if is_busy and overlap == "skip":
-        return FiringStep(fires=(), next_at=next_at)
+        return FiringStep(fires=(), next_at=next_at, skipped=SkipReason.OVERLAP)
     if overlap in {"skip", "cancel"} and missed == "all":
         missed = "once"  # each would skip or cancel the one before
     since = {"skip": now - ON_TIME_WINDOW + timedelta.resolution, "once": fire, "all": now - window}[missed]
     most = 1 if missed == "once" else MAX_CATCH_UP
     wanted = _newest(times, fire=fire, since=max(since, fire), until=now, most=most)
     if overlap != "queue":
-        return FiringStep(fires=tuple(wanted), next_at=next_at, cancels=is_busy and overlap == "cancel")
+        cancels = is_busy and overlap == "cancel"
+        return FiringStep(fires=tuple(wanted), next_at=next_at, cancels=cancels, skipped=_skipped(fire, wanted))
     if fire not in wanted[:1] and missed != "once" and _has_waited(fire, now, previous):
         wanted = [fire, *wanted]
     # One at a time: the next one fires when this job has ended.
-    return FiringStep(fires=tuple(wanted[:1]), next_at=wanted[1] if wanted[1:] else next_at)
+    next_at = wanted[1] if wanted[1:] else next_at
+    return FiringStep(fires=tuple(wanted[:1]), next_at=next_at, skipped=_skipped(fire, wanted))
+
+
+def _skipped(fire: datetime, wanted: Sequence[datetime]) -> SkipReason | None:
+    return None if fire in wanted else SkipReason.MISSED
 
 
 def jittered(name: str, fire: datetime, jitter: timedelta) -> datetime:

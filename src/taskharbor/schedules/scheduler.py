@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -11,10 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.client import Client, agree_on_codec
 from taskharbor.core.codec import JsonCodec
+from taskharbor.core.durations import as_timedelta
 from taskharbor.core.errors import InvalidRequest, Problem, ScheduleNotFound, UsageError
+from taskharbor.core.hooks import JobsEnqueued
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.model import NewJob, Schedule, payload_context, schedule_context
-from taskharbor.core.retry import RetryPolicy
+from taskharbor.core.request import MAX_ATTEMPTS
+from taskharbor.core.results import Enqueued
+from taskharbor.core.schedule_runs import ScheduleRun
+from taskharbor.core.trace_context import context_entries
+from taskharbor.diagnosis import WORKER_ALIVE_WITHIN
+from taskharbor.observability.hook_caller import HookCaller
+from taskharbor.observability.tracing import spans_for
 from taskharbor.schedules.firing import jittered, next_firing
 from taskharbor.schedules.spec import spec_of
 
@@ -23,15 +32,17 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskharbor.core.codec import Codec
+    from taskharbor.core.hooks import Hook
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import JobSummary
-    from taskharbor.core.results import Enqueued
+    from taskharbor.core.trace_context import TraceContext
     from taskharbor.drivers.base import Driver
+    from taskharbor.observability.tracing import TracingOption
+    from taskharbor.schedules.firing import FiringStep
     from taskharbor.schedules.spec import ScheduleSpec
 
 _LOG: Final = logging.getLogger("taskharbor.scheduler")
 _JSON: Final = JsonCodec()
-_POLICY: Final = RetryPolicy()
 _SKIPPED: Final = "schedule %s skipped fire time %s (missed=%s, overlap=%s)"
 SCHEDULE_BATCH: Final = 100
 MINUTE: Final = timedelta(minutes=1)
@@ -46,7 +57,8 @@ class Scheduler:
     jobs, and it succeeds once per fire time. A scheduler that crashes has fired a schedule completely or not at all.
 
     *codec* reads and writes payloads. A schedule whose payload it cannot read is left to other processes.
-    *policy* sets the attempts of jobs whose schedule does not.
+    *max_attempts* is how many attempts a job has if its schedule does not say. *hooks* receive a `JobsEnqueued` for the
+    jobs of each fired schedule. *tracing* makes a span of each enqueue.
     """
 
     def __init__(
@@ -54,17 +66,34 @@ class Scheduler:
         driver: Driver,
         *,
         codec: Codec = _JSON,
-        policy: RetryPolicy = _POLICY,
+        max_attempts: int = MAX_ATTEMPTS,
         ids: Callable[[], JobId] = new_job_id,
+        hooks: Sequence[Hook] = (),
+        tracing: TracingOption = False,
     ) -> None:
         self._driver = driver
         self._codec = codec
-        self._policy = policy
+        self._max_attempts = max_attempts
         self._ids = ids
+        self._hooks, self._call_hooks = hooks, HookCaller(hooks, _LOG)
+        self._spans = spans_for(tracing, driver)
         self._logged: dict[str, datetime] = {}
 
     def put(self, specs: Iterable[ScheduleSpec]) -> None:
-        """Store schedules by name. One that exists with the same cron and timezone keeps its next fire time."""
+        """Store schedules by name. They fire until they are paused or deleted, whatever code runs.
+
+        One that exists with the same cron and timezone keeps its next fire time.
+        """
+        self._put(specs, is_declared=False)
+
+    def declare(self, specs: Iterable[ScheduleSpec]) -> None:
+        """Store schedules as `put` does, for code that declares them: they fire only while a live worker does.
+
+        A worker calls this when it starts, and its heartbeat then names the schedules (`WorkerRecord.schedules`).
+        """
+        self._put(specs, is_declared=True)
+
+    def _put(self, specs: Iterable[ScheduleSpec], *, is_declared: bool) -> None:
         wanted = list(specs)
         if duplicates := [name for name, count in Counter(spec.name for spec in wanted).items() if count > 1]:
             raise InvalidRequest(
@@ -73,16 +102,33 @@ class Scheduler:
         if wanted:
             agree_on_codec(self._driver, self._codec)
         now = self._driver.inspector.now()
-        self._driver.control.put_schedules([self._stored(spec, now) for spec in wanted])
+        declared_at = now if is_declared else None
+        self._driver.control.put_schedules([self._stored(spec, now, declared_at) for spec in wanted])
 
-    def run_now(self, name: str, *, idempotency_key: str | None = None) -> Enqueued:
-        """Enqueue a job of a schedule now, paused or not. Its next fire time and overlap handling do not change."""
+    def run_now(
+        self, name: str, *, idempotency_key: str | None = None, context: TraceContext | None = None
+    ) -> Enqueued:
+        """Enqueue a job of a schedule now, paused or not. Its next fire time and overlap handling do not change.
+
+        *context* is the trace context of the request, if any.
+        """
         schedules = self._driver.inspector.schedules()
         if name not in schedules:
             raise ScheduleNotFound(name, next(iter(get_close_matches(name, schedules, n=1)), None))
         spec = spec_of(schedules[name], self._payload(schedules[name]))
-        client = Client(self._driver, codec=self._codec, policy=self._policy, ids=self._ids)
-        return client.enqueue(spec.request(idempotency_key=idempotency_key, metadata={"schedule": name}))
+        client = Client(
+            self._driver,
+            codec=self._codec,
+            max_attempts=self._max_attempts,
+            ids=self._ids,
+            hooks=self._hooks,
+            tracing=self._spans,
+        )
+        metadata = {"schedule": name, **({} if context is None else context_entries(context))}
+        enqueued = client.enqueue(spec.request(idempotency_key=idempotency_key, metadata=metadata))
+        if not enqueued.existed:
+            self._driver.maintenance.record_runs([ScheduleRun(schedule=name, fire_time=None, job_id=enqueued.id)])
+        return enqueued
 
     def tick(self) -> timedelta:
         """Fire the due schedules, each at most once, and return the time until the next tick.
@@ -99,7 +145,8 @@ class Scheduler:
 
     def _due(self, seen: set[str]) -> list[tuple[Schedule, datetime]]:
         # A schedule that waits or cannot be fired here stays due; it must not block the batch.
-        due = self._driver.maintenance.due_schedules(limit=SCHEDULE_BATCH + len(seen))
+        limit = SCHEDULE_BATCH + len(seen)
+        due = self._driver.maintenance.due_schedules(limit=limit, alive_within=WORKER_ALIVE_WITHIN)
         return [(each, each.next_at) for each in due if each.next_at is not None and each.name not in seen]
 
     def _try_to_fire(self, schedule: Schedule, fire: datetime, now: datetime) -> None:
@@ -120,16 +167,23 @@ class Scheduler:
             previous=None if spec.overlap == "allow" else self._previous(schedule),
             missed=spec.missed,
             overlap=spec.overlap,
-            window=spec.window,
+            window=as_timedelta(spec.window, "window"),
         )
         if step is None:
             return
         jobs = self._jobs(schedule, spec, step.fires, now) if step.fires else []
         if step.cancels and schedule.last_job_id is not None:
             self._driver.cancel([schedule.last_job_id])
-        advanced = self._driver.maintenance.advance_schedule(schedule.name, fired=fire, next_at=step.next_at, jobs=jobs)
+        with nullcontext() if self._spans is None or not jobs else self._spans.enqueue(jobs) as span:
+            advanced = self._driver.maintenance.advance_schedule(
+                schedule.name, fired=fire, next_at=step.next_at, jobs=jobs, runs=_runs(schedule.name, fire, step, jobs)
+            )
+            if span is not None and not advanced:  # another scheduler has fired it
+                span.discard()
         if advanced and fire not in step.fires:
             _LOG.warning(_SKIPPED, spec.name, fire, spec.missed, spec.overlap)
+        if advanced and jobs and self._call_hooks:
+            self._call_hooks(JobsEnqueued(jobs=jobs, results=[Enqueued(job.id, existed=False) for job in jobs]))
 
     def _previous(self, schedule: Schedule) -> JobSummary | None:
         last = schedule.last_job_id
@@ -148,15 +202,15 @@ class Scheduler:
             queue=spec.queue,
             payload=self._codec.encode(payload, context=payload_context(job_id, spec.type)),
             created_at=now,
-            max_attempts=spec.max_attempts or self._policy.max_attempts,
-            scheduled_for=jittered(spec.name, fire, spec.jitter),
-            timeout=spec.timeout,
+            max_attempts=spec.max_attempts or self._max_attempts,
+            scheduled_for=jittered(spec.name, fire, as_timedelta(spec.jitter, "jitter")),
+            timeout=None if spec.timeout is None else as_timedelta(spec.timeout, "timeout"),
             priority=spec.priority,
             metadata={"schedule": spec.name, "fire_time": fire.isoformat()},
         )
 
-    def _stored(self, spec: ScheduleSpec, now: datetime) -> Schedule:
-        complete = replace(spec, max_attempts=spec.max_attempts or self._policy.max_attempts)
+    def _stored(self, spec: ScheduleSpec, now: datetime, declared_at: datetime | None) -> Schedule:
+        complete = replace(spec, max_attempts=spec.max_attempts or self._max_attempts)
         return Schedule(
             name=spec.name,
             cron=" ".join(spec.cron.split()),
@@ -166,8 +220,15 @@ class Scheduler:
             payload=self._codec.encode(spec.payload, context=schedule_context(spec.name, spec.type)),
             options=complete.options(),
             next_at=next(spec.times().after(now), None),
+            declared_at=declared_at,
         )
 
     def _payload(self, schedule: Schedule) -> Any:
         """Decode the payload, which is bound to its schedule; each job encodes it again, bound to the job."""
         return self._codec.decode(schedule.payload, context=schedule_context(schedule.name, schedule.type))
+
+
+def _runs(name: str, fire: datetime, step: FiringStep, jobs: Sequence[NewJob]) -> list[ScheduleRun]:
+    """Return the runs of *step*: the due time *fire*, if it gets no job, and each fire time that gets one."""
+    runs = [ScheduleRun(schedule=name, fire_time=at, job_id=job.id) for at, job in zip(step.fires, jobs, strict=True)]
+    return runs if step.skipped is None else [ScheduleRun(schedule=name, fire_time=fire, skipped=step.skipped), *runs]

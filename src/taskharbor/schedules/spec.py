@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+from taskharbor.core.durations import Duration, as_timedelta, to_timedelta
 from taskharbor.core.errors import InvalidRequest, Problem
 from taskharbor.core.request import TYPE_PATTERN, JobRequest, validate
 from taskharbor.schedules.cron import Cron, cron_problem, zone_problem
@@ -31,7 +32,7 @@ class ScheduleSpec:
     one job with the last fire time, and "all" enqueues one for each in the last *window*, at most 1,000.
     *overlap* sets what happens while the previous job has not ended: "allow" both, "skip" the new one, "queue"
     it until the previous one ends, or "cancel" the previous one. A job is due up to *jitter* after its fire time;
-    the delay differs per fire time and is the same in all processes.
+    the delay differs per fire time and is the same in all processes. Durations are timedeltas or seconds.
 
     >>> ScheduleSpec(name="nightly", cron="0 25 * * *", type="clean")
     Traceback (most recent call last):
@@ -47,9 +48,9 @@ class ScheduleSpec:
     timezone: str = "UTC"
     missed: Missed = "once"
     overlap: Overlap = "allow"
-    jitter: timedelta = timedelta(0)
-    window: timedelta = DAY
-    timeout: timedelta | None = None
+    jitter: Duration = 0
+    window: Duration = DAY
+    timeout: Duration | None = None
     max_attempts: int | None = None
     priority: int = 0
 
@@ -77,7 +78,20 @@ class ScheduleSpec:
     def options(self) -> dict[str, str]:
         """Return the fields without a column of their own, as text."""
         values = {name: getattr(self, name) for name in _OPTION_PARSERS}
-        return {name: _text(value) for name, value in values.items() if value is not None}
+        return {name: _text(name, value) for name, value in values.items() if value is not None}
+
+
+def spec_for(request: JobRequest, **options: Any) -> ScheduleSpec:
+    """Return the definition of a schedule that enqueues *request*."""
+    return ScheduleSpec(
+        type=request.type,
+        payload=request.payload,
+        queue=request.queue,
+        timeout=request.timeout,
+        max_attempts=request.max_attempts,
+        priority=request.priority,
+        **options,
+    )
 
 
 def spec_of(schedule: Schedule, payload: object = None) -> ScheduleSpec:
@@ -110,12 +124,14 @@ def _problems(spec: ScheduleSpec) -> Iterator[Problem]:
             yield Problem(field=option, value=repr(value), rule=f"must be one of {', '.join(map(repr, allowed))}")
     for option, least, most in (("jitter", timedelta(0), MAX_JITTER), ("window", timedelta(minutes=1), MAX_WINDOW)):
         value = getattr(spec, option)
-        if not isinstance(value, timedelta) or not least <= value <= most:
-            yield Problem(field=option, value=repr(value), rule=f"must be a timedelta from {least} to {most}")
+        duration = to_timedelta(value)
+        if duration is None or not least <= duration <= most:
+            rule = f"must be a timedelta or a number of seconds, from {least} to {most}"
+            yield Problem(field=option, value=repr(value), rule=rule)
 
 
-def _text(value: object) -> str:
-    return str(value.total_seconds()) if isinstance(value, timedelta) else str(value)
+def _text(name: str, value: Any) -> str:
+    return str(as_timedelta(value, name).total_seconds()) if _OPTION_PARSERS[name] is _duration else str(value)
 
 
 def _duration(text: str) -> timedelta:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime, timedelta
 
+from taskharbor.core.durations import Duration, as_timedelta
+
 
 class ManualClock:
     """A clock whose time changes only in `advance`.
 
     >>> clock = ManualClock()
     >>> before = clock.now()
-    >>> clock.advance(timedelta(hours=1))
+    >>> clock.advance(3600)
     >>> clock.now() - before
     datetime.timedelta(seconds=3600)
     """
@@ -23,7 +25,8 @@ class ManualClock:
     def now(self) -> datetime:
         return self._now
 
-    def advance(self, by: timedelta) -> None:
-        """Move the clock by *by*; a negative value moves it back."""
+    def advance(self, by: Duration) -> None:
+        """Move the clock by a timedelta or a number of seconds; a negative value moves it back."""
+        span = as_timedelta(by, "by", least=timedelta.min)
         with self._lock:
-            self._now += by
+            self._now += span

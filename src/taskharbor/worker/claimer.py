@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskharbor.core.model import Claim
+from taskharbor.observability.failure_log import STORE
 from taskharbor.worker.execution import Execution
 
 if TYPE_CHECKING:
@@ -15,19 +16,26 @@ if TYPE_CHECKING:
     from taskharbor.core.results import Refused
     from taskharbor.drivers.base import Driver
     from taskharbor.janitor import ClockGuard
+    from taskharbor.observability.failure_log import FailureLog
     from taskharbor.runtime import Runtime
     from taskharbor.worker.config import WorkerConfig
     from taskharbor.worker.execution import ExecutionSlots
     from taskharbor.worker.executor import Executor
     from taskharbor.worker.handlers import HandlerRegistry
     from taskharbor.worker.hooks import AttemptHooks
-    from taskharbor.worker.message_acks import ReceivedMessage
+    from taskharbor.worker.message_acks import ReceivedJob
     from taskharbor.worker.stop_request import StopRequest
 
     Answer = TypeVar("Answer", bound=Claim | Refused)
 
-RECLAIM_INTERVAL_SECONDS: Final = 0.05
-"""After a scan for expired leases, claims from the same queue skip it for this long unless they find no due job."""
+RECLAIM_INTERVAL_SECONDS: Final = 0.25
+"""After a scan for expired leases, claims from the same queue skip it for this long unless they find no due job.
+
+A claim that finds a due job and scans starts the job only after the scan. With a poll between two jobs, none does.
+"""
+
+SLOW_CLAIM_SECONDS: Final = 3.0
+"""If a claim takes longer, the worker is not ready. A claim takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class PendingClaim:
     queue: str
     slots: int
     requested_at: float
-    received: Mapping[JobId, ReceivedMessage] = field(default_factory=dict)
+    received: Mapping[JobId, ReceivedJob] = field(default_factory=dict)
 
 
 class Claimer:
@@ -58,6 +66,7 @@ class Claimer:
         guard: ClockGuard,
         stop: StopRequest,
         handlers: HandlerRegistry,
+        failures: FailureLog,
         config: WorkerConfig,
     ) -> None:
         self._runtime = runtime
@@ -68,10 +77,27 @@ class Claimer:
         self._guard = guard
         self._stop = stop
         self._handlers = handlers
+        self.failures: Final = failures
         self._config = config
         self._lease_seconds = config.lease.total_seconds()
         self._pending: dict[Token, PendingClaim] = {}
         self._next_reclaim_at: dict[str, float] = {}
+        self._asked_at: float | None = None
+        self._last_succeeded: bool | None = None
+
+    def release_overdue(self) -> None:
+        """Release the jobs that were claimed ahead and wait for too long."""
+        self._executor.release_overdue()
+
+    @property
+    def problem(self) -> str:
+        """Why claims do not go through; empty if they do."""
+        asked_at = self._asked_at
+        if asked_at is not None and self._runtime.monotonic() > asked_at + SLOW_CLAIM_SECONDS:
+            return "the store has not answered a claim for too long"
+        if self._last_succeeded is None:
+            return "no claim has been answered yet"
+        return "" if self._last_succeeded else "the last claim failed"
 
     @property
     def has_no_pending(self) -> bool:
@@ -107,12 +133,12 @@ class Claimer:
 
         return self._claim(call_driver, queue, slots, {})
 
-    def claim(self, queue: str, slots: int, received: Sequence[ReceivedMessage]) -> list[Claim | Refused]:
-        """Claim the jobs that these messages name, in one statement."""
+    def claim(self, queue: str, slots: int, received: Sequence[ReceivedJob]) -> list[Claim | Refused]:
+        """Claim these jobs, which messages name, in one statement."""
 
         def call_driver(token: Token) -> list[Claim | Refused]:
             return self._driver.claim(
-                [each.message.job_id for each in received],
+                [each.job_id for each in received],
                 queue=queue,
                 token=token,
                 worker=self._config.worker,
@@ -123,40 +149,45 @@ class Claimer:
             )
 
         # If two messages name one job, the first message is the one that claimed it.
-        return self._claim(call_driver, queue, slots, {each.message.job_id: each for each in reversed(received)})
+        return self._claim(call_driver, queue, slots, {each.job_id: each for each in reversed(received)})
 
     def _claim(
         self,
         call_driver: Callable[[Token], list[Answer]],
         queue: str,
         slots: int,
-        received: Mapping[JobId, ReceivedMessage],
+        received: Mapping[JobId, ReceivedJob],
     ) -> list[Answer]:
         token = self._runtime.token()
-        requested_at = self._runtime.monotonic()
+        requested_at = self._asked_at = self._runtime.monotonic()
         try:
             answers = call_driver(token)
         except Exception:  # the claim may have taken effect; its token is not used again
+            self._last_succeeded = False
             self._pending[token] = PendingClaim(queue, slots, requested_at, received)
             raise
         except BaseException:
             self._slots.fill(queue, slots, [])
             raise
+        finally:
+            self._asked_at = None
+        self._last_succeeded = True
+        self.failures.available(STORE)
         self._accept(
             PendingClaim(queue, slots, requested_at, received), [each for each in answers if isinstance(each, Claim)]
         )
         return answers
 
-    def read_back(self) -> list[ReceivedMessage]:
-        """Start the jobs of claims whose reply was lost; return the messages that claimed no job."""
+    def read_back(self) -> list[ReceivedJob]:
+        """Start the jobs of claims whose reply was lost; return the jobs of messages that were not claimed."""
         if not self._pending:
             return []
         held = self._driver.read_back(list(self._pending))
-        unclaimed: list[ReceivedMessage] = []
+        unclaimed: list[ReceivedJob] = []
         while self._pending:
             token, call = self._pending.popitem()
             claims = [claim for claim in held if claim.lease.token == token]
-            unclaimed += [each for each in call.received.values() if each.message.job_id not in _job_ids(claims)]
+            unclaimed += [each for each in call.received.values() if each.job_id not in _job_ids(claims)]
             self._accept(call, claims)
         return unclaimed
 
@@ -172,10 +203,10 @@ class Claimer:
         self._slots.mark_lost([claim.job.id for claim in claims])
         self._slots.fill(call.queue, call.slots, executions)
         if executions:
-            self._start(executions)
+            self._start(call.queue, claims, executions)
 
-    def _start(self, executions: list[Execution]) -> None:
-        self._hooks.claimed(executions)
+    def _start(self, queue: str, claims: Sequence[Claim], executions: list[Execution]) -> None:
+        self._hooks.claimed(queue, claims)
         if self._stop.is_set:  # claimed before the stop, arrived after it
             for execution in executions:
                 self._executor.release(execution)
@@ -186,7 +217,7 @@ class Claimer:
     def _execution(self, claim: Claim, call: PendingClaim, *, now: float, ends_at: float) -> Execution:
         timeout = claim.job.timeout
         if self._config.codec is not None:
-            claim = Claim(replace(claim.job, codec=self._config.codec), claim.lease)
+            claim.job.use_codec(self._config.codec)
         return Execution(
             claim,
             ends_at=ends_at,

@@ -7,13 +7,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.client import agree_on_codec
-from taskharbor.core.errors import CodecMismatch, StoreUnavailable
+from taskharbor.core.errors import CodecMismatch, SchemaOutOfDate, StoreRefused, StoreUnavailable
+from taskharbor.observability.failure_log import STORE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from taskharbor.core.codec import Codec
     from taskharbor.drivers.base import Driver
+    from taskharbor.observability.failure_log import FailureLog
     from taskharbor.worker.stop_request import StopRequest
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
@@ -26,18 +28,23 @@ class CodecCheck:
     Otherwise every job that a worker with another codec claims would fail as not decodable.
     """
 
-    def __init__(self, driver: Driver, codec: Codec, stop: StopRequest) -> None:
+    def __init__(self, driver: Driver, codec: Codec, stop: StopRequest, failures: FailureLog) -> None:
         self._driver, self._codec = driver, codec
-        self._stop = stop
+        self._stop, self._failures = stop, failures
         self._is_done = False
-        self.refusal: CodecMismatch | None = None
+        self.refusal: CodecMismatch | SchemaOutOfDate | None = None
 
     def begin(self) -> None:
-        """Check now, or raise `CodecMismatch`. If the store is unavailable, the claiming ticks check again."""
+        """Check now. If the store is unavailable, the claiming ticks check again.
+
+        Raises `CodecMismatch`, `SchemaOutOfDate`, and `StoreRefused`.
+        """
         try:
             agree_on_codec(self._driver, self._codec)
+        except StoreRefused:
+            raise
         except StoreUnavailable as error:
-            _LOG.warning("codec not checked; retrying before the first claim: %s", error)
+            self._failures.unavailable(STORE, error)
         else:
             self._is_done = True
 
@@ -46,7 +53,7 @@ class CodecCheck:
         return ticks if self._is_done else {name: self._guarded(tick) for name, tick in ticks.items()}
 
     def raise_refusal(self) -> None:
-        """Raise the mismatch that was found after the start, if any."""
+        """Raise the error that was found after the start and stopped the worker, if any."""
         if self.refusal is not None:
             raise self.refusal
 
@@ -56,7 +63,9 @@ class CodecCheck:
     def _check(self) -> bool:
         try:
             self.begin()
-        except CodecMismatch as error:
+        except StoreRefused as error:  # not at the start: it may be reconfigured meanwhile
+            self._failures.unavailable(STORE, error)
+        except (CodecMismatch, SchemaOutOfDate) as error:
             _LOG.error("stopping worker: %s", error)
             self.refusal = error
             self._stop.set()

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import index
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.errors import Problem, StoreUnavailable, TaskHarborError, UsageError
 from taskharbor.core.model import Progress, result_context
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settled, Settlement
 from taskharbor.core.text import make_storable
+from taskharbor.observability.failure_log import STORE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
     from taskharbor.core.codec import Codec
+    from taskharbor.core.failure import Redact
     from taskharbor.core.ids import JobId, Token
     from taskharbor.core.model import Claim, Job
     from taskharbor.drivers.base import Driver
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from taskharbor.service import ServiceLoops
     from taskharbor.worker.execution import Execution
 
-_LOG: Final = logging.getLogger("taskharbor.worker")
 WRITE_INTERVAL: Final = timedelta(milliseconds=250)
 IDLE_PAUSE: Final = timedelta(seconds=60)
 MAX_NOTE_CHARS: Final = 500
@@ -61,7 +60,7 @@ class ProgressWriter:
         try:
             self._driver.save_progress([(execution.claim.lease, progress) for execution, progress in unsaved.items()])
         except StoreUnavailable as error:
-            _LOG.warning("progress of %d jobs not saved: %s", len(unsaved), error)
+            self._loops.failures.unavailable(STORE, error)
         return WRITE_INTERVAL
 
 
@@ -76,17 +75,6 @@ class NotCommitted(Exception):
         return "the handler called complete_in, but its transaction was not committed"
 
 
-class CurrentAttempt(NamedTuple):
-    """The attempt that this thread or asyncio task runs: for the user's own logs, and to fence effects."""
-
-    job_id: JobId
-    attempt: int
-    token: Token
-
-
-current_attempt: Final[ContextVar[CurrentAttempt | None]] = ContextVar("taskharbor_running", default=None)
-
-
 @dataclass(slots=True)
 class HandlerServices:
     """The objects that all attempts of a worker share."""
@@ -95,6 +83,7 @@ class HandlerServices:
     codec: Codec
     save: Callable[[Execution, Progress], None]
     state: Any = None
+    redact: Redact | None = None
 
 
 class Context:
@@ -171,7 +160,8 @@ class Context:
             progress = Progress(_count(done), None if total is None else _count(total), text)
         except (TypeError, OverflowError) as error:  # the store would reject the batch, with the progress of other jobs
             rule = "done and total must be integers of at most 64 bits, and note must be text"
-            raise UsageError(Problem(field="progress", value=_shown(done, total, note), rule=rule)) from error
+            given = f"called with {_shown(done, total, note)}"
+            raise UsageError(Problem(field="progress", value=given, rule=rule)) from error
         self._services.save(self._execution, progress)
 
     def complete_in(self, connection: Any, *, result: object = None) -> None:
@@ -183,14 +173,14 @@ class Context:
         """
         from taskharbor.drivers import unwrap  # noqa: PLC0415  few handlers need it
 
-        joined = unwrap.join(self._services.driver, "join", unwrap.unwrap(connection))
+        joined = unwrap.join(self._services.driver, connection)
         self._completed(joined.settle([self._settlement(result)]))
 
     async def acomplete_in(self, connection: Any, *, result: object = None) -> None:
         """Do the same as `complete_in`, in a transaction of an async connection or session."""
         from taskharbor.drivers import unwrap  # noqa: PLC0415  as above
 
-        joined = unwrap.join(self._services.driver, "ajoin", await unwrap.aunwrap(connection))
+        joined = await unwrap.ajoin(self._services.driver, connection)
         self._completed(await joined.settle([self._settlement(result)]))
 
     def use_result_encoder(self, pack: Callable[[object], object]) -> None:

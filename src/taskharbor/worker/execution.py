@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -10,8 +11,10 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
+    from taskharbor.observability.spans import AttemptSpan
     from taskharbor.runtime import Runtime
-    from taskharbor.worker.message_acks import ReceivedMessage
+    from taskharbor.worker.message_acks import ReceivedJob
+    from taskharbor.worker.prefetch import Prefetch
 
 
 class StopReason(Enum):
@@ -26,15 +29,21 @@ class StopReason(Enum):
 class Execution:
     """One attempt in memory. ``ends_at`` is when its lease expires at the latest, by this process's monotonic clock.
 
-    ``queue`` is the queue that it was claimed from, and ``received`` is its message, if any. A forged
+    ``queue`` is the queue that it was claimed from, and ``received`` is its part of a message, if any. A forged
     message may name a job of another queue. ``thread`` is the thread that runs a sync handler; None
-    if the handler is async, has not begun or has returned.
+    if the handler is async, has not begun or has returned. ``error`` is the exception that ended
+    the attempt, for the log and for hooks. ``cancel_read_at`` is when it was last read that no cancel was requested;
+    a claim and an extension say that, too.
     """
 
     __slots__ = (
         "_stop",
+        "began_at",
+        "cancel_read_at",
         "claim",
+        "ended_at",
         "ends_at",
+        "error",
         "holds_slot",
         "is_completed",
         "is_settling",
@@ -42,6 +51,7 @@ class Execution:
         "is_timed_out",
         "queue",
         "received",
+        "span",
         "stop_reason",
         "thread",
         "times_out_at",
@@ -54,21 +64,37 @@ class Execution:
         ends_at: float,
         times_out_at: float | None,
         queue: str | None = None,
-        received: ReceivedMessage | None = None,
+        received: ReceivedJob | None = None,
     ) -> None:
         self.claim = claim
         self.queue = queue or claim.job.queue
         self.received = received
         self.ends_at = ends_at
-        self.times_out_at = times_out_at
+        self.times_out_at = times_out_at  # until its handler begins: the earliest possible time
+        self.began_at: float | None = None  # when its handler was called
+        self.ended_at = 0.0
+        self.error: BaseException | None = None
+        self.cancel_read_at = -inf
         self.is_settling = False
         self.holds_slot = True  # until its outcome is sent to the store
         self.is_completed = False  # by `Context.complete_in`
         self.thread: int | None = None
         self.is_timed_out = False
+        self.span: AttemptSpan | None = None  # with tracing only
         self.is_slot_lost = False  # its sync handler still runs one lease after its timeout
         self.stop_reason: StopReason | None = None
         self._stop: Callable[[], None] | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the handler ran; None if it was not called."""
+        return None if self.began_at is None else self.ended_at - self.began_at
+
+    def begin(self, now: float) -> None:
+        """Record that its handler is called. Its timeout counts from now: it may have waited since its claim."""
+        self.began_at = now
+        if (timeout := self.claim.job.timeout) is not None:
+            self.times_out_at = now + timeout.total_seconds()
 
     def set_stop(self, stop: Callable[[], None]) -> None:
         """Set the callback that stops the handler; call it now if a stop was requested before."""
@@ -102,10 +128,14 @@ class Execution:
 
 
 class ExecutionSlots:
-    """The executions of a worker and its free slots, in total and for each queue."""
+    """The executions of a worker and its free slots, in total and for each queue.
 
-    def __init__(self, runtime: Runtime, *, concurrency: int, queues: Mapping[str, int]) -> None:
+    Jobs that are claimed ahead (`Prefetch`) get additional slots.
+    """
+
+    def __init__(self, runtime: Runtime, prefetch: Prefetch, *, concurrency: int, queues: Mapping[str, int]) -> None:
         self._lock = runtime.lock()
+        self.prefetch: Final = prefetch
         self.concurrency: Final = concurrency
         self._limits: Final = queues
         self._by_queue = dict.fromkeys(queues, 0)
@@ -113,27 +143,43 @@ class ExecutionSlots:
         self._reserved = self._settling = 0
         self.departures = 0
         """How often executions freed their slots or were removed."""
-        self.is_source_waiting = False
-        """Whether the store may hold due jobs that found no free slot, so that a freed slot must wake the source."""
+        self.recorded = 0
+        """How many attempts have begun and ended."""
+        self._is_source_waiting = False
         self.is_draining = False
 
     def acquire(self, queue: str, limit: int) -> int:
         """Acquire up to *limit* slots for jobs of *queue* before they are claimed; return how many."""
         with self._lock:
-            slots = max(0, min(self._free, self._limits[queue] - self._by_queue[queue], limit))
+            slots = min(self._free_for(queue), limit)
             self._reserved += slots
             self._by_queue[queue] += slots
             return slots
 
     def has_free(self, queue: str) -> bool:
         with self._lock:
-            return self._free > 0 and self._limits[queue] > self._by_queue[queue]
+            return self._free_for(queue) > 0
 
     @property
     def is_full(self) -> bool:
         """Whether no slot is free for a job of any queue."""
         with self._lock:
             return self._free <= 0
+
+    @property
+    def is_source_waiting(self) -> bool:
+        """Whether the store may hold due jobs that found no free slot, so that a freed slot must wake the source."""
+        return self._is_source_waiting and not self.prefetch.is_stocked
+
+    @is_source_waiting.setter
+    def is_source_waiting(self, is_waiting: bool) -> None:
+        self._is_source_waiting = is_waiting
+
+    def _free_for(self, queue: str) -> int:
+        ahead = self.prefetch.ahead()
+        if self.prefetch.is_stocked:
+            return 0
+        return max(0, ahead + min(self._free, self._limits[queue] - self._by_queue[queue]))
 
     @property
     def _free(self) -> int:
@@ -144,6 +190,15 @@ class ExecutionSlots:
         """How many slots are held by handlers that did not stop after their timeout."""
         with self._lock:
             return sum(execution.is_slot_lost for execution in self._held)
+
+    @property
+    def busy_slots(self) -> int:
+        """How many slots run a handler that is not lost."""
+        with self._lock:
+            return sum(
+                execution.began_at is not None and execution.holds_slot and not execution.is_slot_lost
+                for execution in self._held
+            )
 
     def fill(self, queue: str, slots: int, executions: list[Execution]) -> None:
         """Put *executions* into acquired slots, and free the rest of these slots."""
@@ -170,14 +225,18 @@ class ExecutionSlots:
                     self._by_queue[execution.queue] -= 1
 
     def remove(self, executions: Iterable[Execution]) -> None:
+        recorded = 0
         with self._lock:
             self.departures += 1
             for execution in executions:
                 if execution in self._held:
                     execution.clear_stop()
                     del self._held[execution]
+                    recorded += execution.began_at is not None
                     self._by_queue[execution.queue] -= execution.holds_slot
                     self._settling -= not execution.holds_slot
+            self.recorded += recorded
+            self.prefetch.count_recorded(recorded)
 
     def all(self) -> list[Execution]:
         with self._lock:

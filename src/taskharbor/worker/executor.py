@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from contextlib import suppress
+from contextvars import Context as ContextVars
 from contextvars import copy_context
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from taskharbor.core.errors import JobTimedOut, PayloadNotEncodable
+from taskharbor.core.failure import user_frames
+from taskharbor.core.hooks import JobsStarted
 from taskharbor.core.model import result_context
 from taskharbor.core.outcome import Outcome, decide_outcome
-from taskharbor.worker.context import Context, CurrentAttempt, NotCommitted, current_attempt
+from taskharbor.core.states import Event
+from taskharbor.core.text import duration_text
+from taskharbor.observability.hook_caller import NO_HOOKS
+from taskharbor.observability.job_log import CurrentAttempt, current_attempt, job_fields
+from taskharbor.worker.attempt_spans import AttemptSpans, TracedOutcomes
+from taskharbor.worker.context import Context, NotCommitted
 from taskharbor.worker.execution import StopReason
+from taskharbor.worker.isolation.errors import ChildNotStarted, FailedInChild
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taskharbor.core.model import Job
+    from taskharbor.observability.hook_caller import HookCaller
     from taskharbor.runtime import Runtime
     from taskharbor.worker.context import HandlerServices
     from taskharbor.worker.execution import Execution
     from taskharbor.worker.handlers import Handler, HandlerRegistry
+    from taskharbor.worker.isolation.child import Child, ChildReport
+    from taskharbor.worker.isolation.pool import ChildPool
+    from taskharbor.worker.log_writer import LogWriter
+    from taskharbor.worker.prefetch import Prefetch
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
 START_RETRY_DELAY: Final = timedelta(seconds=1)  # of a job that could not be started
+MAX_CYCLE_STARTS: Final = 256
+"""How many waiting jobs are started in one cycle of the event loop. A cycle for each 16 takes a tenth of their time."""
+_ACK: Final = Outcome.ack()
+_NOT_BEGUN: Final = Outcome.release(bound=2**31 - 1)
+"""The release of a job whose handler did not begin. It never counts as an attempt: the job did not cause it."""
 
 
 class HandlerExited(Exception):
@@ -60,15 +82,43 @@ class Executor:
     """Runs handlers, and passes the outcome of each attempt to the recorder: None if there is nothing to record."""
 
     def __init__(
-        self, runtime: Runtime, handlers: HandlerRegistry, recorder: OutcomeSink, services: HandlerServices
+        self,
+        runtime: Runtime,
+        handlers: HandlerRegistry,
+        recorder: OutcomeSink,
+        services: HandlerServices,
+        *,
+        prefetch: Prefetch,
+        call_hooks: HookCaller = NO_HOOKS,
+        logs: LogWriter | None = None,
+        spans: AttemptSpans | None = None,
+        children: ChildPool | None = None,
     ) -> None:
+        self._spans = spans
+        self._children = children
         self._runtime = runtime
+        self._prefetch = prefetch
+        self._call_hooks = call_hooks
+        self._reports_starts = call_hooks.wants(JobsStarted)
+        self._logs = logs
+        self._is_start_scheduled = False
+        self._free_places: deque[None] = deque()  # of sync handlers that have ended; not passed on yet
         self._handlers = handlers
-        self._recorder = recorder
+        self._recorder = recorder if spans is None else TracedOutcomes(recorder)
         self._services = services
 
     def start(self, executions: Sequence[Execution]) -> None:
-        """Start the handlers. An attempt that cannot be started gets its outcome immediately."""
+        """Start the handlers as soon as there are places. An attempt that cannot be started gets its outcome then."""
+        self._start(self._prefetch.admit(executions))
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        while executions := self._prefetch.take():  # again, if none of them could be started
+            self._start(executions)
+
+    def _start(self, executions: Sequence[Execution]) -> None:
+        if self._reports_starts:
+            self._report_start(executions)
         async_handlers: list[tuple[Execution, Handler]] = []
         for execution in executions:
             handler = self._handlers.get(execution.claim.job.type)
@@ -76,16 +126,24 @@ class Executor:
                 self._recorder.put(
                     execution, Outcome.fail(f"no handler for type {execution.claim.job.type!r} is registered here")
                 )
-            elif handler.is_async:
+                self._prefetch.end()
+            elif handler.is_async and not (handler.is_isolated and self._children is not None):
                 async_handlers.append((execution, handler))
             else:
                 self._start_sync(execution, handler)
         if async_handlers:
             self._start_async(async_handlers)
 
+    def _report_start(self, executions: Sequence[Execution]) -> None:
+        """Call the hooks before the handlers: a handler may end before this thread continues."""
+        types = self._handlers.types
+        jobs = [execution.claim.job for execution in executions if execution.claim.job.type in types]
+        if jobs:
+            self._call_hooks(JobsStarted(jobs=jobs))
+
     def _start_sync(self, execution: Execution, handler: Handler) -> None:
         try:
-            self._runtime.run_sync(partial(self._run_sync, execution, handler))
+            self._runtime.run_sync(partial(self._run_sync, execution, handler), self._pass_on_places)
         except Exception:  # noqa: BLE001  no new thread can be started
             self._snooze([execution])
 
@@ -93,7 +151,7 @@ class Executor:
         """Pass all handlers to the event loop in one call: each call wakes the loop's thread."""
         executions = [execution for execution, _ in async_handlers]
         coroutines = [
-            (self._call_async(execution, handler), partial(self._report_cancelled, execution))
+            (self._run_async(execution, handler), partial(self._report_unstarted, execution))
             for execution, handler in async_handlers
         ]
         try:
@@ -104,11 +162,24 @@ class Executor:
             self._snooze(executions)
             return
         for execution, run in zip(executions, runs, strict=True):
-            execution.set_stop(run.cancel)
+            if not execution.is_settling:  # it may have ended already
+                execution.set_stop(run.cancel)
 
     def release(self, execution: Execution) -> None:
         """Return a claimed job to its queue; its handler was not called."""
-        self._recorder.put(execution, Outcome.release())
+        self._recorder.put(execution, _NOT_BEGUN if execution.stop_reason is None else self.stopped(execution))
+
+    def release_waiting(self) -> None:
+        """Return all jobs that wait for a place to their queues."""
+        for execution in self._prefetch.remove_waiting():
+            self.release(execution)
+
+    def release_overdue(self) -> None:
+        """Return all jobs that wait for a place to their queues if they have waited for too long."""
+        if overdue := self._prefetch.remove_overdue():
+            _LOG.info("releasing %d jobs that were claimed ahead: handlers have become slower", len(overdue))
+        for execution in overdue:
+            self.release(execution)
 
     def abandon(self, execution: Execution) -> None:
         """Record the outcome of an attempt that was asked to stop, without waiting for its handler."""
@@ -117,28 +188,102 @@ class Executor:
     def _snooze(self, executions: Sequence[Execution]) -> None:
         """Return jobs whose handlers could not be started, so that another worker can claim them."""
         for execution in executions:
-            _LOG.exception("job %s not started; returned to its queue", execution.claim.job.id)
+            job, delay = execution.claim.job, duration_text(START_RETRY_DELAY.total_seconds())
+            text = "job %s (%s): no thread can be started; retrying in %s"
+            _LOG.exception(text, job.id, job.type, delay, extra=job_fields(job))
             self._recorder.put(execution, Outcome.snooze(after=START_RETRY_DELAY))
+            self._prefetch.end()
+
+    def _run_isolated(self, execution: Execution, handler: Handler, children: ChildPool) -> None:
+        """Run an attempt in a child. Its timeout counts from now on, not from before the start of the child."""
+        try:
+            child = children.acquire()
+        except ChildNotStarted as error:
+            job, delay = execution.claim.job, duration_text(START_RETRY_DELAY.total_seconds())
+            _LOG.error("job %s (%s): %s; retrying in %s", job.id, job.type, error, delay, extra=job_fields(job))
+            self._recorder.put(execution, Outcome.snooze(after=START_RETRY_DELAY))
+            return
+        try:
+            if self._may_begin(execution):
+                context = copy_context()
+                if self._spans is not None:
+                    context.run(self._spans.begin, execution)
+                context.run(self._call_child, execution, handler, child)
+        finally:
+            children.release(child)
+
+    def _call_child(self, execution: Execution, handler: Handler, child: Child) -> None:
+        attempt = self._enter_attempt(execution, handler)
+        try:
+            report = child.run(execution, handler.memory_bytes, self._services.save)
+        except BaseException as error:  # noqa: BLE001  the death of a child fails only its attempt
+            execution.returned(self._runtime.monotonic())
+            # Without a traceback: it would lead through this process, which has no part in it.
+            self._recorder.put(execution, self._failed(execution, error.with_traceback(None)))
+        else:
+            is_late = execution.returned(self._runtime.monotonic())
+            self._recorder.put(execution, self._reported(execution, report, is_late=is_late))
+        finally:
+            attempt.has_ended = True
+
+    def _reported(self, execution: Execution, report: ChildReport, *, is_late: bool) -> Outcome | None:
+        """Return the outcome of an attempt that its child has decided on, if the worker has not decided otherwise."""
+        outcome, reason = report.outcome, execution.stop_reason
+        if reason is StopReason.LOST or outcome is None:
+            return None
+        if outcome.event is Event.ACK:
+            return self.stopped(execution) if is_late else outcome
+        error = None if outcome.failure is None else FailedInChild(outcome.failure)
+        if reason is not None and not report.is_stopped:  # it failed before it knew
+            return self.stopped(execution, error)
+        if self._services.redact is not None:
+            return outcome.redacted(self._services.redact)
+        execution.error = error
+        return outcome
 
     def _may_begin(self, execution: Execution) -> bool:
         """Return whether the handler may begin; if not, record the outcome. Its thread or loop may have been busy."""
+        now = self._runtime.monotonic()
         if execution.stop_reason is not None:
             self._recorder.put(execution, self.stopped(execution))
-        elif self._runtime.monotonic() >= execution.ends_at:
+        elif now >= execution.ends_at:
             # The lease may have expired, and another worker may hold the job. If so, the store refuses the release.
-            self._recorder.put(execution, Outcome.release())
+            self._recorder.put(execution, _NOT_BEGUN)
         else:
+            execution.begin(now)
             return True
         return False
 
     def _run_sync(self, execution: Execution, handler: Handler) -> None:
-        if not self._may_begin(execution):
-            return
-        # In a copy: context variables that a handler sets must not leak into the next handler of this thread.
-        copy_context().run(self._call_sync, execution, handler)
+        if handler.is_isolated and self._children is not None:
+            self._run_isolated(execution, handler, self._children)
+        elif self._may_begin(execution):
+            # In a copy: context variables that a handler sets must not leak into the next handler of this thread.
+            context = copy_context()
+            if self._spans is not None:
+                context.run(self._spans.begin, execution)
+            context.run(self._call_sync, execution, handler)
+        self._free_places.append(None)
+
+    def _pass_on_places(self) -> None:
+        """Start waiting jobs in the places of sync handlers that have ended: of many together, if they are brief."""
+        count = 0
+        with suppress(IndexError):  # not checked before: another thread may pop the last one in between
+            while True:
+                self._free_places.pop()
+                count += 1
+        if count and self._prefetch.end(count):
+            self._start_waiting()
+
+    def _enter_attempt(self, execution: Execution, handler: Handler) -> CurrentAttempt:
+        attempt = CurrentAttempt(execution.claim.job)
+        if handler.capture_level is not None and self._logs is not None:
+            attempt.capture = self._logs.capture(execution, handler.capture_level)
+        current_attempt.set(attempt)
+        return attempt
 
     def _call_sync(self, execution: Execution, handler: Handler) -> None:
-        current_attempt.set(_running(execution))
+        attempt = self._enter_attempt(execution, handler)
         execution.thread = self._runtime.thread_id()
         try:
             result = handler.call(execution.claim.job, Context(execution, self._services))
@@ -148,26 +293,62 @@ class Executor:
         else:
             is_late = execution.returned(self._runtime.monotonic())
             self._recorder.put(execution, self._succeeded(execution, result, is_late=is_late))
+        finally:
+            attempt.has_ended = True
 
-    async def _call_async(self, execution: Execution, handler: Handler) -> None:
+    async def _run_async(self, execution: Execution, handler: Handler) -> None:
+        """Run the handler in one coroutine: to await another one would take a tenth of the time of an empty handler."""
         if not self._may_begin(execution):
+            self._end_async()
             return
-        current_attempt.set(_running(execution))  # each asyncio task has its own context
+        if self._spans is not None:
+            self._spans.begin(execution)  # each asyncio task has its own context
+        job, attempt = execution.claim.job, self._enter_attempt(execution, handler)
         try:
-            result = await handler.call(execution.claim.job, Context(execution, self._services))
+            result = await handler.call(job, Context(execution, self._services))
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop
             self._recorder.put(execution, self._failed(execution, HandlerExited(repr(error))))
-        except asyncio.CancelledError:
-            self._report_cancelled(execution)
+        except asyncio.CancelledError as error:
+            self._report_cancelled(execution, error)
         except BaseException as error:  # noqa: BLE001  whatever a handler raises fails only its attempt
             self._recorder.put(execution, self._failed(execution, error))
         else:
             self._recorder.put(execution, self._succeeded(execution, result))
+        finally:
+            attempt.has_ended = True
+        self._end_async()
 
-    def _report_cancelled(self, execution: Execution) -> None:
-        self._recorder.put(execution, self._failed(execution, HandlerCancelled()))
+    def _end_async(self) -> None:
+        """Start waiting jobs in the next cycle of the event loop, for all places that are freed in this one."""
+        if self._prefetch.end() and not self._is_start_scheduled:
+            self._is_start_scheduled = True
+            # In an empty context, as that of the source's thread: the next handlers must not see this one's variables.
+            asyncio.get_running_loop().call_soon(self._start_scheduled, context=ContextVars())
+
+    def _start_scheduled(self) -> None:
+        """Start waiting jobs until all places are taken. Handlers that do not wait free theirs at once."""
+        started = 0
+        while executions := self._prefetch.take():
+            self._start(executions)
+            started += len(executions)
+            if started >= MAX_CYCLE_STARTS:  # let other handlers continue
+                asyncio.get_running_loop().call_soon(self._start_scheduled, context=ContextVars())
+                return
+        self._is_start_scheduled = False
+
+    def _report_unstarted(self, execution: Execution) -> None:
+        """Record the outcome of an attempt that was cancelled before its first step."""
+        self._report_cancelled(execution)
+        self._end_async()
+
+    def _report_cancelled(self, execution: Execution, raised: BaseException | None = None) -> None:
+        is_stopped = execution.stop_reason is not None
+        outcome = self.stopped(execution, raised) if is_stopped else self._decided(execution, HandlerCancelled())
+        self._recorder.put(execution, outcome)
 
     def _succeeded(self, execution: Execution, result: object, *, is_late: bool = False) -> Outcome | None:
+        if result is None and execution.stop_reason is None and not (execution.is_completed or is_late):
+            return _ACK  # the usual case
         if execution.stop_reason is StopReason.LOST:
             return None
         if execution.is_completed:
@@ -175,7 +356,9 @@ class Executor:
             return self._decided(execution, NotCommitted())
         if is_late:
             return self.stopped(execution)
-        job = execution.claim.job
+        return self._acked(execution.claim.job, result)
+
+    def _acked(self, job: Job, result: object) -> Outcome:
         try:
             data = None if result is None else self._services.codec.encode(result, context=result_context(job.id))
         except PayloadNotEncodable as error:
@@ -185,17 +368,22 @@ class Executor:
         return Outcome.ack(data)
 
     def _failed(self, execution: Execution, error: BaseException) -> Outcome | None:
-        return self._decided(execution, error) if execution.stop_reason is None else self.stopped(execution)
+        return self._decided(execution, error) if execution.stop_reason is None else self.stopped(execution, error)
 
-    def stopped(self, execution: Execution) -> Outcome | None:
-        """Return the outcome of an attempt that was asked to stop; None if its lease is lost."""
+    def stopped(self, execution: Execution, raised: BaseException | None = None) -> Outcome | None:
+        """Return the outcome of an attempt that was asked to stop; None if its lease is lost.
+
+        The traceback of a timeout includes *raised*, which the handler raised when it was stopped: it shows where.
+        """
         match execution.stop_reason:
             case StopReason.CANCEL:
                 return Outcome.cancel(StopReason.CANCEL.value)
             case StopReason.SHUTDOWN:
                 return Outcome.release()
             case StopReason.TIMEOUT:
-                return self._decided(execution, JobTimedOut(execution.claim.job.id, _timeout(execution)))
+                error = JobTimedOut(execution.claim.job.id, _timeout(execution))
+                error.__cause__ = None if raised is None else raised.with_traceback(user_frames(raised))
+                return self._decided(execution, error)
             case _:
                 return None
 
@@ -203,16 +391,15 @@ class Executor:
         job = execution.claim.job
         policy = self._handlers.policy(job.type)
         try:
-            return decide_outcome(job, error, self._runtime.now(), policy=policy)
+            outcome = decide_outcome(job, error, self._runtime.now(), policy=policy)
         except BaseException as raised:  # noqa: BLE001  by methods of the error: the attempt needs an outcome
-            return decide_outcome(
-                job, UnprintableError(type(error).__name__, type(raised).__name__), self._runtime.now()
-            )
-
-
-def _running(execution: Execution) -> CurrentAttempt:
-    job = execution.claim.job
-    return CurrentAttempt(job.id, job.attempt_count, execution.claim.lease.token)
+            error = UnprintableError(type(error).__name__, type(raised).__name__)
+            outcome = decide_outcome(job, error, self._runtime.now())
+        if self._services.redact is not None:
+            return outcome.redacted(self._services.redact)
+        if outcome.event in {Event.RETRY, Event.FAIL}:
+            execution.error = error
+        return outcome
 
 
 def _timeout(execution: Execution) -> Any:

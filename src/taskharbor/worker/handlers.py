@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.outcome import DEFAULT_POLICY
+from taskharbor.observability.log_capture import capture_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,22 +29,58 @@ Middleware = SyncMiddleware | AsyncMiddleware | tuple[SyncMiddleware, AsyncMiddl
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """The callable that a worker runs for a type: the user's function inside all middleware."""
+    """The callable that a worker runs for a type: the user's function inside all middleware.
+
+    ``capture_level`` is the level from which on its log lines are captured; None: they are not. If it ``is_isolated``,
+    each attempt runs in a child process, with at most ``memory_bytes`` of memory unless that is 0.
+    """
 
     call: Callable[[Any, Any], Any]
     is_async: bool
+    capture_level: int | None = None
+    is_isolated: bool = False
+    memory_bytes: int = 0
 
 
 class HandlerRegistry:
     """The handlers of one worker, and the retry policies of their types."""
 
-    def __init__(self, middleware: Sequence[Middleware] = ()) -> None:
-        self._middleware = tuple(middleware)
+    def __init__(
+        self,
+        middleware: Sequence[Middleware] = (),
+        policy: RetryPolicy = DEFAULT_POLICY,
+        capture_logs: bool | str | None = None,  # noqa: FBT001  the value of an option
+        *,
+        isolate: bool = False,
+    ) -> None:
+        self._middleware, self._policy, self._isolate = tuple(middleware), policy, isolate
+        self._capture_level = capture_level(capture_logs)
         self._handlers: dict[str, Handler] = {}
+        self.types: frozenset[str] = frozenset()
         self._policies: dict[str, RetryPolicy] = {}
 
-    def register(self, type: str, function: Callable[..., Any], policy: RetryPolicy | None = None) -> None:
-        self._handlers[type] = handler(function, self._middleware)
+    def register(
+        self,
+        type: str,
+        function: Callable[..., Any],
+        policy: RetryPolicy | None = None,
+        *,
+        capture_logs: bool | str | None = None,
+        isolate: bool | None = None,
+        memory_bytes: int = 0,
+    ) -> None:
+        level = capture_level(capture_logs, self._capture_level)
+        is_isolated = self._isolate if isolate is None else isolate
+        if is_isolated and self._middleware:
+            rule = "middleware cannot run in another process; use a decorator below @harbor.task"
+            raise UsageError(Problem(field="isolate", value=repr(type), rule=rule))
+        self._handlers[type] = replace(
+            handler(function, self._middleware),
+            capture_level=level,
+            is_isolated=is_isolated,
+            memory_bytes=memory_bytes,
+        )
+        self.types = frozenset(self._handlers)
         if policy is not None:
             self._policies[type] = policy
 
@@ -51,11 +88,17 @@ class HandlerRegistry:
         return self._handlers.get(type)
 
     def policy(self, type: str) -> RetryPolicy:
-        return self._policies.get(type, DEFAULT_POLICY)
+        return self._policies.get(type, self._policy)
 
     @property
-    def types(self) -> frozenset[str]:
-        return frozenset(self._handlers)
+    def isolated_types(self) -> frozenset[str]:
+        """The types whose attempts run in child processes."""
+        return frozenset(type for type, each in self._handlers.items() if each.is_isolated)
+
+    @property
+    def captures_logs(self) -> bool:
+        """Whether the log lines of any handler are captured."""
+        return any(each.capture_level is not None for each in self._handlers.values())
 
 
 def handler(function: Callable[..., Any], middleware: Sequence[Middleware]) -> Handler:

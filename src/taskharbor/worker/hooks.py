@@ -6,45 +6,33 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core import hooks
-from taskharbor.core.errors import JobNotInflight
+from taskharbor.core.errors import JobNotInflight, LeaseLost
 from taskharbor.core.failure import Failure
+from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, Outcome
 from taskharbor.core.results import Settled
 from taskharbor.core.states import Event, Status
-from taskharbor.core.text import one_line
-from taskharbor.outbox import log_death
+from taskharbor.observability.attempt_log import AttemptLog
+from taskharbor.observability.job_log import job_fields
+from taskharbor.worker.execution import StopReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
     from taskharbor.core.errors import TaskHarborError
-    from taskharbor.core.hooks import Hook, HookEvent
+    from taskharbor.core.hooks import HookEvent
+    from taskharbor.core.model import Claim
+    from taskharbor.observability.hook_caller import HookCaller
     from taskharbor.runtime import Runtime
     from taskharbor.service import ServiceLoops
+    from taskharbor.worker.attempt_spans import AttemptSpans
     from taskharbor.worker.execution import Execution
     from taskharbor.worker.heartbeats import LeaseHeartbeat
+    from taskharbor.worker.log_writer import LogWriter
     from taskharbor.worker.message_acks import MessageAcks
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
-MAX_REASON_CHARS: Final = 200  # of a reason in a log line; the attempt has all of it
-
-
-class HookCaller:
-    """Calls the user's hooks. An error that a hook raises is logged and has no other effect."""
-
-    def __init__(self, hooks: Sequence[Hook]) -> None:
-        self._hooks = tuple(hooks)
-
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
-
-    def __call__(self, event: HookEvent) -> None:
-        for hook in self._hooks:
-            try:
-                hook(event)
-            except BaseException:  # noqa: BLE001  user code in a thread of the worker
-                _LOG.exception("hook failed on %r", event)
 
 
 class AttemptHooks:
@@ -57,22 +45,23 @@ class AttemptHooks:
         loops: ServiceLoops,
         leases: LeaseHeartbeat,
         acks: MessageAcks | None,
+        *,
+        logs: LogWriter | None = None,
+        spans: AttemptSpans | None = None,
     ) -> None:
+        self._spans = spans
         self._runtime = runtime
+        self._logs = logs
         self._call_hooks = call_hooks
         self._loops = loops
         self._leases = leases
         self._acks = acks
 
-    @property
-    def has_consumers(self) -> bool:
-        """Whether successes are reported: to hooks, or in the log."""
-        return bool(self._call_hooks) or _LOG.isEnabledFor(logging.INFO)
-
-    def claimed(self, executions: Sequence[Execution]) -> None:
+    def claimed(self, queue: str, claims: Sequence[Claim]) -> None:
         if self._call_hooks:
-            for execution in executions:
-                self._call_hooks(hooks.JobClaimed(claim=execution.claim))
+            self._call_hooks(hooks.JobsClaimed(queue=queue, claims=claims))
+            if reclaimed := [claim.job.id for claim in claims if claim.is_reclaim]:
+                self._call_hooks(hooks.LeasesExpired(job_ids=reclaimed))
 
     def started(self, executions: Sequence[Execution]) -> None:
         if self._leases.is_due_before(executions):
@@ -84,83 +73,105 @@ class AttemptHooks:
     def recorded(
         self, ended: Sequence[tuple[Execution, Outcome | None]], answers: Sequence[Settled | TaskHarborError | None]
     ) -> None:
-        """Report attempts whose outcomes were committed or refused."""
-        is_reported = self._acks is not None or self.has_consumers
-        for (execution, outcome), answer in zip(ended, answers, strict=True):
-            if is_reported or not isinstance(answer, Settled) or answer.status is Status.DEAD:
-                self._recorded(execution, outcome, answer)
+        """Report attempts whose outcomes were committed or refused.
 
-    def _recorded(
-        self, execution: Execution, outcome: Outcome | None, answer: Settled | TaskHarborError | None
-    ) -> None:
-        if execution.is_completed and isinstance(answer, JobNotInflight):
-            # The handler committed it in its own transaction.
-            outcome, answer = Outcome.ack(), Settled(execution.claim.job.id, Status.SUCCEEDED)
-        is_settled = isinstance(answer, Settled)
-        if self._acks is not None:
-            self._acks.settled(execution, answer)
+        All lines of the log are written before the hooks are called: they may log something themselves.
+        """
+        if self._logs is not None and self._logs.is_on:
+            self._logs.recorded(ended, answers)
+        if self._spans is not None:
+            self._spans.recorded(ended, answers)
+        log = AttemptLog(_LOG, count=len(ended))
+        succeeded: list[Execution] = []
+        events: list[HookEvent] = []
+        try:
+            for (execution, outcome), answer in zip(ended, answers, strict=True):
+                if execution.is_completed and isinstance(answer, JobNotInflight):
+                    # The handler committed it in its own transaction.
+                    outcome, answer = Outcome.ack(), Settled(execution.claim.job.id, Status.SUCCEEDED)  # noqa: PLW2901
+                    execution.error = None
+                if self._acks is not None:
+                    self._acks.settled(execution, answer)
+                if outcome is not None and outcome.event is Event.ACK and isinstance(answer, Settled):
+                    succeeded.append(execution)
+                    if log.logs_successes:  # also checked by the call, which takes 0.3 µs
+                        began_at = execution.began_at
+                        log.succeeded(
+                            execution.claim.job, seconds=None if began_at is None else execution.ended_at - began_at
+                        )
+                else:
+                    events += self._unsuccessful(log, execution, outcome, answer)
+        finally:
+            log.flush()
+        if self._call_hooks:
+            self._report_successes(succeeded)
+            self._call_hooks.all(events)
+
+    def _report_successes(self, executions: Sequence[Execution]) -> None:
+        if executions:
+            jobs = [execution.claim.job for execution in executions]
+            # `Execution.seconds` without a call for each: that would take half of the time of all metrics.
+            run_seconds = [0.0 if each.began_at is None else each.ended_at - each.began_at for each in executions]
+            self._call_hooks(hooks.JobsSucceeded(jobs=jobs, run_seconds=run_seconds, ended_at=self._runtime.now()))
+
+    def _unsuccessful(
+        self, log: AttemptLog, execution: Execution, outcome: Outcome | None, answer: Settled | TaskHarborError | None
+    ) -> list[HookEvent]:
+        """Log an attempt that did not succeed, and return its events: none if there are no hooks."""
         if outcome is None or outcome.event is not Event.ACK:
             self._loops.wake("source")  # the job may be due again immediately
-        if isinstance(answer, Settled) and answer.status is Status.DEAD:
-            self._loops.wake("outbox-relay")
-        elif is_settled and not self.has_consumers:
-            return
-        advice = "" if is_settled else self._leases.advice(execution)
-        self._report(execution, outcome, answer, advice=advice)
-
-    def _report(
-        self,
-        execution: Execution,
-        outcome: Outcome | None,
-        answer: Settled | TaskHarborError | None,
-        *,
-        advice: str,
-    ) -> None:
-        """Write one line to the log, and pass one event to the hooks."""
-        job = execution.claim.job
+        # Cleared here: its traceback leads back to the execution.
+        error, execution.error = execution.error, None
         if not isinstance(answer, Settled) or outcome is None:
-            _LOG.warning(
-                "job %s (%s) attempt %d: not recorded; %s%s",
-                job.id,
-                job.type,
-                job.attempt_count,
-                answer or "lease lost",
-                advice,
-            )
-            self._call_hooks(hooks.AttemptLost(lease=execution.claim.lease))
+            log.flush()
+            if outcome is not None and isinstance(answer, LeaseLost):
+                self._leases.refusals.note(execution.claim.lease, outcome.event)
+            self._log_lost(execution, outcome, answer)
+            lost = hooks.AttemptLost(job=execution.claim.job, lease=execution.claim.lease)
+            return [lost] if self._call_hooks else []
+        if answer.status is Status.DEAD:
+            self._loops.wake("outbox-relay")
+        now = self._runtime.now()
+        shown = error if answer.status is Status.DEAD else None
+        log.ended(execution.claim.job, outcome, answer.status, seconds=execution.seconds, now=now, error=shown)
+        return _events(execution, outcome, answer.status, now, error) if self._call_hooks else []
+
+    def _log_lost(
+        self, execution: Execution, outcome: Outcome | None, answer: Settled | TaskHarborError | None
+    ) -> None:
+        if answer is None and outcome is not None:  # the recorder has logged why
             return
-        event = _hook_event(execution, outcome, answer.status, self._runtime.now())
-        if isinstance(event, hooks.JobDead):
-            log_death(
-                _LOG,
-                event,
-                error=outcome.failure.type if outcome.failure and event.reason == ATTEMPTS_EXHAUSTED else "",
-            )
-        else:
-            _LOG.info(
-                "job %s (%s) attempt %d: %s → %s%s",
-                job.id,
-                job.type,
-                job.attempt_count,
-                outcome.event,
-                answer.status,
-                _cause(outcome),
-            )
-        self._call_hooks(event)
+        job = execution.claim.job
+        text = "job %s (%s) attempt %d of %d: outcome not recorded; %s%s"
+        advice = "" if isinstance(answer, Settled) else self._leases.advice(execution)
+        reason = answer or StopReason.LOST.value
+        _LOG.warning(text, job.id, job.type, job.attempt_count, job.max_attempts, reason, advice, extra=job_fields(job))
 
 
-def _cause(outcome: Outcome) -> str:
-    """Return why the attempt did not succeed. Of an error only the type is logged: its text may contain secrets."""
-    text = outcome.failure.type if outcome.failure else outcome.reason or ""
-    return f": {one_line(' '.join(text.split()), limit=MAX_REASON_CHARS)}" if text else ""
-
-
-def _hook_event(execution: Execution, outcome: Outcome, status: Status, ended_at: datetime) -> HookEvent:
-    job = execution.claim.job
-    if status is Status.SUCCEEDED:
-        return hooks.JobSucceeded(job=job, ended_at=ended_at)
+def _events(
+    execution: Execution, outcome: Outcome, status: Status, ended_at: datetime, error: BaseException | None
+) -> list[HookEvent]:
+    """Return the event that ends an attempt without success; if its job is dead, also that."""
+    job, seconds = execution.claim.job, execution.seconds
+    if status is Status.CANCELED:
+        return [hooks.JobCanceled(job_id=job.id, type=job.type, queue=job.queue, job=job, run_seconds=seconds)]
+    events: list[HookEvent] = []
+    if outcome.event in {Event.RETRY, Event.FAIL}:
+        failed = hooks.AttemptFailed(
+            job=job,
+            status=status,
+            failure=outcome.failure or Failure(),
+            ended_at=ended_at,
+            retry_at=None if status is Status.DEAD else ended_at + outcome.delay,
+            run_seconds=seconds,
+            exception=error,
+        )
+        events.append(failed)
+    else:
+        returned = AttemptOutcome.SNOOZED if outcome.event is Event.SNOOZE else AttemptOutcome.RELEASED
+        events.append(hooks.AttemptReturned(job=job, status=status, outcome=returned, run_seconds=seconds))
     if status is Status.DEAD:
-        return hooks.JobDead(
+        dead = hooks.JobDead(
             job_id=job.id,
             type=job.type,
             queue=job.queue,
@@ -168,9 +179,7 @@ def _hook_event(execution: Execution, outcome: Outcome, status: Status, ended_at
             attempt_count=job.attempt_count,
             reason=outcome.reason or ATTEMPTS_EXHAUSTED,
             job=job,
+            exception=error,
         )
-    if status is Status.CANCELED:
-        return hooks.JobCanceled(job_id=job.id)
-    if outcome.event is Event.RETRY:
-        return hooks.AttemptFailed(job=job, status=status, failure=outcome.failure or Failure(), ended_at=ended_at)
-    return hooks.AttemptReturned(job=job, status=status)
+        events.append(dead)
+    return events

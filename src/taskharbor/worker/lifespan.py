@@ -24,8 +24,10 @@ FINISHED: Final = object()
 _VARIADIC: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 
 
-def check_lifespan(function: Callable[..., Any]) -> None:
-    """Raise `UsageError` if *function* cannot be a lifespan."""
+def check_lifespan(function: Callable[..., Any] | None) -> None:
+    """Raise `UsageError` if *function* cannot be a lifespan. None means that there is none."""
+    if function is None:
+        return
     if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
         rule = "must be a generator function that yields once, without @contextmanager"
         raise UsageError(Problem(field="lifespan", value=_name(function), rule=rule))

@@ -22,12 +22,17 @@ class StopRequest:
         self._loops = loops
         self._grace = grace
         self.is_set = False
+        self.requested_at = 0.0
+        """The time of the first request, by the monotonic clock."""
         self.deadline = 0.0
         """The end of the grace, by the monotonic clock."""
 
     def set(self, grace: timedelta | None = None) -> None:
         """Stop claiming, and let running handlers finish within *grace*."""
+        now = self._runtime.monotonic()
+        if not self.is_set:
+            self.requested_at = now
         self.is_set = True
-        self.deadline = self._runtime.monotonic() + (self._grace if grace is None else grace).total_seconds()
+        self.deadline = now + (self._grace if grace is None else grace).total_seconds()
         self._loops.wake("source")
         self._loops.start_on_demand("shutdown")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -14,6 +15,8 @@ from taskharbor.core.errors import IdempotencyConflict, InvalidRequest
 from taskharbor.core.results import Enqueued
 from taskharbor.drivers.postgres import PostgresDriver, insert
 from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
+from taskharbor.drivers.postgres.server import ServerConnection
+from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.subject import new_job
 from tests.support.postgres import emptied
 
@@ -51,6 +54,44 @@ def test_a_payload_that_cannot_be_encoded_rejects_the_whole_batch(driver: Postgr
     assert [problem.field for problem in refused.value.problems] == [f"jobs[{2 * MIN_COPY_JOBS}].payload.at"]
     assert stored(url) == []
     assert len(client.enqueue_many(good)) == len(stored(url)) == 2 * MIN_COPY_JOBS
+
+
+TIMES = [datetime(year, 2, 3, 4, 5, 6, 789, UTC) for year in (1970, 1999, 2000, 2031, 8999)]
+VALUES: dict[str, list[Any]] = {
+    "type": ["greet", "mail.send"],
+    "queue": ["default", "other"],
+    "payload": [b"", b"7", bytes(range(256)), b"x" * 10_000],
+    "created_at": TIMES,
+    "scheduled_for": [None, None, *TIMES, datetime(2031, 1, 1, tzinfo=timezone(timedelta(hours=5, minutes=30)))],
+    "delay": [timedelta(0), timedelta(days=3, microseconds=7)],
+    "priority": [0, -32_768, 32_767],
+    "max_attempts": [1, 20, 1_000_000],
+    "idempotency_key": [None, None, "é\\N\t"],
+}
+MORE: dict[str, list[Any]] = {
+    "timeout": [None, timedelta(microseconds=1), timedelta(days=366), timedelta(hours=25, microseconds=7)],
+    "metadata": [{}, {"tag": "wüst\n\\N\u2028"}, {"a": "", "b": "\U0001f600"}],
+}
+
+
+@pytest.mark.parametrize("values", [VALUES, VALUES | MORE], ids=["without metadata or timeouts", "of every kind"])
+def test_every_value_of_a_job_is_copied_as_it_is(url: str, values: dict[str, list[Any]]) -> None:
+    chosen, clock = Random(7), ManualClock()
+    picked = [{name: chosen.choice(each) for name, each in values.items()} for _ in range(2 * MIN_COPY_JOBS)]
+    for number, each in enumerate(picked):
+        each["idempotency_key"] = each["idempotency_key"] and f"{each['idempotency_key']}{number}"
+    jobs = [new_job(**each) for each in picked for _ in range(1 if each["idempotency_key"] else 2)]
+
+    with closing(PostgresDriver(url, clock=clock)) as driver:
+        driver.insert(jobs)
+        stored_jobs = driver.inspector.get([job.id for job in jobs])
+
+    for job in jobs:
+        found = stored_jobs[job.id]
+        assert {name: getattr(found, name) for name in values if name not in {"delay", "scheduled_for"}} == {
+            name: getattr(job, name) for name in values if name not in {"delay", "scheduled_for"}
+        }
+        assert found.scheduled_for == (job.scheduled_for or clock.now() + job.delay)
 
 
 def test_an_invalid_request_is_rejected_before_the_store_is_used() -> None:
@@ -138,6 +179,35 @@ def test_a_batch_that_takes_longer_than_the_deadline_is_stored(url: str, *, repe
 
     assert answers == [Enqueued(job.id, existed=False) for job in jobs]
     assert len(stored(url)) == len(jobs)
+
+
+def test_if_the_only_statement_of_a_batch_fails_no_job_is_stored(url: str, driver: PostgresDriver) -> None:
+    jobs = many(MIN_COPY_JOBS)
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        driver.insert([*jobs, jobs[0]])
+
+    assert stored(url) == []
+    assert len(driver.insert(jobs)) == len(stored(url)) == len(jobs)
+
+
+def test_only_a_batch_of_several_statements_begins_a_transaction(
+    url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[ServerConnection] = []
+    begin = ServerConnection.transaction
+
+    def count(db: ServerConnection) -> Any:
+        begun.append(db)
+        return begin(db)
+
+    monkeypatch.setattr(ServerConnection, "transaction", count)
+
+    driver.insert(many(MIN_COPY_JOBS))
+    assert begun == []
+    driver.insert([*many(MIN_COPY_JOBS), new_job(idempotency_key="k", digest=b"1")])
+    assert begun
+    assert len(stored(url)) == 2 * MIN_COPY_JOBS + 1
 
 
 @pytest.mark.usefixtures("_small_statements")

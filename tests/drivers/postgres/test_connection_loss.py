@@ -11,7 +11,7 @@ import pytest
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres import PostgresDriver
 from tests.support.driver_calls import VERBS
-from tests.support.postgres import emptied
+from tests.support.postgres import emptied, empty
 from tests.support.tcp_proxy import Cut, Proxy
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ def test_a_connection_cut_at_any_exchange_loses_and_repeats_nothing(verb: str) -
     cuts: Counter[Cut] = Counter()
     url = emptied()
     with closing(PostgresDriver(url)) as direct, Proxy(url) as proxy, closing(PostgresDriver(proxy.url)) as driver:
-        driver._notifier.notify = lambda queues: None  # type: ignore[method-assign]  # noqa: ARG005, SLF001  it would add exchanges
+        driver._notifier.notify = lambda topics: None  # type: ignore[method-assign]  # noqa: ARG005, SLF001  it would add exchanges
         for when in Cut:
             while call_and_cut(VERBS[verb](direct), driver, proxy, when=when, exchange=cuts[when] + 1):
                 cuts[when] += 1
-                emptied()
-            emptied()
+                empty(url)
+            empty(url)
 
     assert all(cuts[when] > 0 for when in Cut)
 

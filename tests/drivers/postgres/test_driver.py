@@ -26,9 +26,9 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.model import Progress
 from taskharbor.core.results import Enqueued, Expired, Extended, JobFilter, Skipped
 from taskharbor.core.states import Status
-from taskharbor.drivers import migrate
-from taskharbor.drivers.postgres import PostgresDriver, claim
-from taskharbor.drivers.postgres.claim import position_of
+from taskharbor.drivers import backlogs, migrate
+from taskharbor.drivers.backlogs import position_of
+from taskharbor.drivers.postgres import PostgresDriver, scans
 from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim, Job, NewJob
-    from taskharbor.drivers.postgres.claim import Position
+    from taskharbor.drivers.backlogs import Position
 
 SHORT: Final = timedelta(seconds=1)
 NONE: Final = timedelta(0)
@@ -473,7 +473,7 @@ def waits_for_a_lock(url: str) -> bool:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock of the scan cursors."""
     now = [1_000.0]
-    monkeypatch.setattr(claim, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(scans, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -489,12 +489,12 @@ def insert_many(driver: PostgresDriver, count: int, **fields: Any) -> list[NewJo
 
 def test_a_job_before_the_scan_cursor_is_found_after_a_second(driver: PostgresDriver, clock: list[float]) -> None:
     insert_many(driver, 200, priority=5)
-    reserve(driver, limit=claim.MIN_CURSOR_BATCH)
+    reserve(driver, limit=scans.MIN_CURSOR_BATCH)
     [urgent] = insert_many(driver, 1, priority=0)
 
-    at_once = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
-    clock[0] += claim.MIN_RESCAN_SECONDS + 0.01
-    later = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
+    at_once = reserve(driver, limit=scans.MIN_CURSOR_BATCH)
+    clock[0] += backlogs.MIN_RESCAN_SECONDS + 0.01
+    later = reserve(driver, limit=scans.MIN_CURSOR_BATCH)
 
     assert urgent.id not in ids(at_once)
     assert ids(later)[0] == urgent.id
@@ -503,43 +503,43 @@ def test_a_job_before_the_scan_cursor_is_found_after_a_second(driver: PostgresDr
 @pytest.mark.parametrize(
     ("usual", "took", "pause"),
     [
-        (0.001, 0.002, claim.MIN_RESCAN_SECONDS),
-        (0.3, 0.3, claim.MIN_RESCAN_SECONDS),
+        (0.001, 0.002, backlogs.MIN_RESCAN_SECONDS),
+        (0.3, 0.3, backlogs.MIN_RESCAN_SECONDS),
         (0.1, 0.2, 5.0),
-        (0.001, 5.0, claim.MAX_RESCAN_SECONDS),
+        (0.001, 5.0, backlogs.MAX_RESCAN_SECONDS),
     ],
     ids=["a quick scan", "as slow as every batch", "past dead entries", "past very many dead entries"],
 )
 def test_the_slower_a_scan_from_the_head_the_later_the_next_one(
     usual: float, took: float, pause: float, driver: PostgresDriver, clock: list[float]
 ) -> None:
-    insert_many(driver, claim.MIN_CURSOR_BATCH)
-    batch = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
-    cursors = claim.ScanCursors()
+    insert_many(driver, scans.MIN_CURSOR_BATCH)
+    batch = reserve(driver, limit=scans.MIN_CURSOR_BATCH)
+    cursors = scans.ScanCursors()
 
     def scan(seconds: float) -> Position | None:
-        start = cursors.start("default", claim.MIN_CURSOR_BATCH)
+        start = cursors.start("default", scans.MIN_CURSOR_BATCH)
         clock[0] += seconds
-        cursors.note("default", batch, limit=claim.MIN_CURSOR_BATCH, start=start)
+        cursors.note("default", batch, limit=scans.MIN_CURSOR_BATCH, start=start)
         return start.position
 
     assert [scan(took), scan(usual)] == [None, position_of(batch[-1])]
-    clock[0] += claim.MIN_RESCAN_SECONDS
+    clock[0] += backlogs.MIN_RESCAN_SECONDS
     assert scan(took) is None
 
     clock[0] += pause - 0.01
-    assert cursors.start("default", claim.MIN_CURSOR_BATCH).position == position_of(batch[-1])
+    assert cursors.start("default", scans.MIN_CURSOR_BATCH).position == position_of(batch[-1])
     clock[0] += 0.02
-    assert cursors.start("default", claim.MIN_CURSOR_BATCH).position is None
+    assert cursors.start("default", scans.MIN_CURSOR_BATCH).position is None
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_job_before_the_scan_cursor_is_found_by_a_short_batch(driver: PostgresDriver) -> None:
     jobs = insert_many(driver, 60, priority=5)
-    reserve(driver, limit=claim.MIN_CURSOR_BATCH)
+    reserve(driver, limit=scans.MIN_CURSOR_BATCH)
     [urgent] = insert_many(driver, 1, priority=0)
 
-    batch = reserve(driver, limit=claim.MIN_CURSOR_BATCH)
+    batch = reserve(driver, limit=scans.MIN_CURSOR_BATCH)
 
     assert sorted(ids(batch)) == sorted([urgent.id, *[job.id for job in jobs[50:]]])
     assert [position_of(claim) for claim in batch] == sorted(position_of(claim) for claim in batch)
@@ -548,10 +548,10 @@ def test_a_job_before_the_scan_cursor_is_found_by_a_short_batch(driver: Postgres
 @pytest.mark.usefixtures("clock")
 def test_small_batches_start_at_the_head_of_the_queue(driver: PostgresDriver) -> None:
     insert_many(driver, 200, priority=5)
-    reserve(driver, limit=claim.MIN_CURSOR_BATCH)
+    reserve(driver, limit=scans.MIN_CURSOR_BATCH)
     [urgent] = insert_many(driver, 1, priority=0)
 
-    assert ids(reserve(driver, limit=claim.MIN_CURSOR_BATCH - 1))[0] == urgent.id
+    assert ids(reserve(driver, limit=scans.MIN_CURSOR_BATCH - 1))[0] == urgent.id
 
 
 @pytest.mark.usefixtures("clock")
@@ -560,7 +560,7 @@ def test_consecutive_batches_follow_the_order_of_the_queue(driver: PostgresDrive
     random.Random(7).shuffle(jobs)
     driver.insert(jobs)
 
-    batches = [reserve(driver, limit=claim.MIN_CURSOR_BATCH) for _ in range(5)]
+    batches = [reserve(driver, limit=scans.MIN_CURSOR_BATCH) for _ in range(5)]
 
     positions = [position_of(claim) for batch in batches for claim in batch]
     assert (len(positions), positions) == (200, sorted(positions))
@@ -579,7 +579,7 @@ def test_concurrent_drains_and_inserts_miss_no_job(driver: PostgresDriver) -> No
 
     def drain() -> list[JobId]:
         claimed = []
-        while (batch := ids(reserve(driver, limit=claim.MIN_CURSOR_BATCH))) or not is_finished.is_set():
+        while (batch := ids(reserve(driver, limit=scans.MIN_CURSOR_BATCH))) or not is_finished.is_set():
             claimed += batch
         return claimed
 

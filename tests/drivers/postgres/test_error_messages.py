@@ -142,7 +142,7 @@ def test_a_user_who_may_not_connect_is_referred_to_pg_hba_conf(small: PostgresSe
     message = refusal(url)
     ended, line = terminal("status", url)
 
-    assert "this user may not connect; check pg_hba.conf" in message
+    assert "this user does not exist or may not connect; check its name and pg_hba.conf" in message
     assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
@@ -152,7 +152,7 @@ def test_a_user_that_does_not_exist_is_reported(terminal: Terminal) -> None:
     message = refusal(url)
     ended, line = terminal("status", url)
 
-    assert "this user may not connect" in message
+    assert "this user does not exist or may not connect" in message
     assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 
@@ -168,12 +168,12 @@ def test_an_unknown_database_is_reported(terminal: Terminal) -> None:
 
 def test_a_user_without_privileges_is_advised_to_grant_them(small: PostgresServer) -> None:
     with psycopg.connect(small.url, autocommit=True) as db:
-        db.execute("REVOKE INSERT ON th_jobs_waiting FROM app")
+        db.execute("REVOKE INSERT ON th_jobs FROM app")
 
     message = refusal(of_app(small))
 
     with psycopg.connect(small.url, autocommit=True) as db:
-        db.execute("GRANT INSERT ON th_jobs_waiting TO app")
+        db.execute("GRANT INSERT ON th_jobs TO app")
     assert "this user lacks a privilege; grant it" in message
 
 
@@ -212,7 +212,7 @@ def test_a_database_without_tables_advises_migrate_up(terminal: Terminal) -> Non
         status, shown = terminal("status", url)
         check, line = terminal("check", url)
 
-    assert message == f"the store's schema is 0, this code needs {len(MIGRATIONS)}: run 'taskharbor migrate up'"
+    assert message == "the store has no TaskHarbor tables yet: run 'taskharbor migrate up'"
     assert (status, shown.splitlines()[0]) == (ExitCode.OK, "schema   0")
     assert (check, message in line) == (ExitCode.SCHEMA_OUT_OF_DATE, True)
 

@@ -165,7 +165,7 @@ def test_a_listener_is_notified_of_jobs_on_the_new_primary(pair: Pair, driver: P
 
         def is_notified() -> bool:
             other.insert([new_job()])
-            return listener.wait(timedelta(milliseconds=200)) and is_listening(pair)
+            return bool(listener.wait(timedelta(milliseconds=200))) and is_listening(pair)
 
         wait_until(is_notified)
 

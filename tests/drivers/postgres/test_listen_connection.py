@@ -82,6 +82,7 @@ def test_closing_a_listener_ends_its_thread_in_any_order(
         connection: Any = driver._listeners._listen_connection  # noqa: SLF001  not part of the API
         wait_until(lambda: connection._expected_echo is None)  # noqa: SLF001  the arrival would wake the thread
 
-        listener.close()
+        with connection._wake_sender.dup():  # noqa: SLF001  as above; a thread that still waits would see the last close
+            listener.close()
 
-        assert not connection._thread.is_alive()  # noqa: SLF001  as above
+            assert not connection._thread.is_alive()  # noqa: SLF001  as above

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from taskharbor.core.ids import new_token
 from taskharbor.drivers import migrate
+from taskharbor.drivers.base import Notice
 from taskharbor.drivers.postgres import PostgresDriver, notify
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.conformance.subject import new_job
@@ -22,6 +24,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from taskharbor.core.ids import JobId
     from taskharbor.drivers.postgres.notify import PostgresListener
 
 SHORT: Final = timedelta(milliseconds=50)
@@ -89,22 +92,22 @@ def test_a_listener_is_notified_again_after_a_server_restart(
 def test_losing_and_restoring_the_listen_connection_each_wake_the_listener(mortal: PostgresServer) -> None:
     with closing(PostgresDriver(mortal.url)) as driver, closing(driver.listen(["default"])) as listener:
         mortal.stop()
-        gone = listener.wait(DEADLINE)
+        gone = bool(listener.wait(DEADLINE))
         mortal.restart()
 
-        assert (gone, listener.wait(DEADLINE)) == (True, True)
+        assert (gone, bool(listener.wait(DEADLINE))) == (True, True)
 
 
 def test_a_listener_created_while_the_server_is_down_is_notified_later(mortal: PostgresServer) -> None:
     with closing(PostgresDriver(mortal.url)) as driver:
         mortal.stop()
         with closing(driver.listen(["default"])) as listener:
-            early = listener.wait(SHORT)
+            early = bool(listener.wait(SHORT))
             mortal.restart()
             wait_for_another_connection(driver, listener, None)
             insert_elsewhere(mortal.url)
 
-            assert (early, listener.wait(DEADLINE)) == (False, True)
+            assert (early, bool(listener.wait(DEADLINE))) == (False, True)
 
 
 @pytest.mark.usefixtures("_short_self_test")
@@ -112,7 +115,7 @@ def test_a_listen_connection_that_passes_its_self_test_is_kept(url: str, driver:
     with closing(driver.listen(["default"])) as listener:
         before = connection_of(driver)
 
-        was_notified = listener.wait(1.5 * SECOND)
+        was_notified = bool(listener.wait(1.5 * SECOND))
 
         assert (was_notified, connection_of(driver)) == (False, before)
         insert_elsewhere(url)
@@ -151,7 +154,7 @@ def test_behind_a_pooler_listen_is_disabled_and_waiting_uses_no_cpu(url: str, ca
     with closing(PostgresDriver(url, is_pooled=True)) as driver, closing(driver.listen(["default"])) as listener:
         start, cpu_start = time.monotonic(), time.thread_time()
 
-        was_notified = listener.wait(SECOND)
+        was_notified = bool(listener.wait(SECOND))
 
         assert (was_notified, round(time.monotonic() - start)) == (False, 1)
         assert time.thread_time() - cpu_start < 0.2
@@ -162,15 +165,43 @@ def test_a_notify_that_fails_once_works_the_next_time(
     url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
-        monkeypatch.setattr(notify, "_NOTIFY_ALL", "SELECT 1 / 0, %(channel)s, %(queues)s")
+        monkeypatch.setattr(notify, "_NOTIFY_ALL", "SELECT 1 / 0, %(channel)s, %(topics)s")
         driver.insert([new_job()])
-        wait_until(lambda: not driver._notifier._queues)  # noqa: SLF001  the only sign that the NOTIFY was tried
+        wait_until(lambda: not driver._notifier._topics)  # noqa: SLF001  the only sign that the NOTIFY was tried
         silent = not listener.wait(4 * SHORT)
         monkeypatch.undo()
 
         driver.insert([new_job()])
 
-        assert (silent, listener.wait(DEADLINE)) == (True, True)
+        assert (silent, bool(listener.wait(DEADLINE))) == (True, True)
+
+
+def test_a_cancel_notifies_the_worker_that_runs_the_job_and_no_other(url: str, driver: PostgresDriver) -> None:
+    running = [_running(driver, worker) for worker in ("one", "other")]
+
+    with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen([], worker="one")) as listener:
+        wait_until(lambda: not listener.wait(SHORT))
+        driver.cancel([running[1]])
+        of_other = listener.wait(4 * SHORT)
+        driver.cancel([running[0]])
+
+        assert (of_other, listener.wait(DEADLINE)) == (Notice.NONE, Notice.CANCELS)
+
+
+def test_a_job_does_not_notify_a_listener_for_cancels_only(url: str, driver: PostgresDriver) -> None:
+    with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen([], worker="one")) as listener:
+        wait_until(lambda: not listener.wait(SHORT))
+        driver.insert([new_job()])
+        driver.reschedule([new_job().id])  # notifies all queues
+
+        assert not listener.wait(4 * SHORT)
+
+
+def _running(driver: PostgresDriver, worker: str) -> JobId:
+    """Return a job that *worker* runs."""
+    driver.insert([new_job()])
+    [claim] = driver.reserve("default", token=new_token(), worker=worker, lease=DEADLINE, limit=1, overdue_after=SECOND)
+    return claim.job.id
 
 
 def test_listeners_of_the_inserting_driver_are_notified_without_a_listen_connection(url: str) -> None:

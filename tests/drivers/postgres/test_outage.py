@@ -175,6 +175,18 @@ class Server:
     def waiting(self, pool: ThreadPoolExecutor, count: int) -> list[Any]:
         return [pool.submit(self.outage.wait) for _ in range(count)]
 
+    def note_waits(self, monkeypatch: pytest.MonkeyPatch) -> set[int]:
+        """Return the threads that wait for a change, as they come."""
+        changed, threads = self.outage._changed, set[int]()  # noqa: SLF001  nothing else shows that a call waits
+        wait = changed.wait
+
+        def noted(timeout: float) -> bool:
+            threads.add(threading.get_ident())
+            return wait(timeout)
+
+        monkeypatch.setattr(changed, "wait", noted)
+        return threads
+
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
@@ -195,8 +207,9 @@ def test_calls_that_wait_share_one_probe_and_return_when_it_connects(
 ) -> None:
     monkeypatch.setattr(outage, "PROBE_SECONDS", 10 * LIMIT_SECONDS)
     server.outage.begin(GONE, give_up_at=time.monotonic() + LIMIT_SECONDS / 2)
+    threads = server.note_waits(monkeypatch)
     waiting = server.waiting(pool, 8)
-    wait_until(lambda: server.probes == 1)
+    wait_until(lambda: len(threads) == 8 and server.probes > 0)
     server.answers = None
 
     server.may_answer.set()

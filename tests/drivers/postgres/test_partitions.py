@@ -11,14 +11,11 @@ import pytest
 
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.outcome import Outcome
-from taskharbor.core.results import Enqueued
 from taskharbor.core.states import Status
-from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver, partitions
-from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.retention import RETENTION
-from taskharbor.testing.conformance.subject import Subject, new_job
+from taskharbor.testing.conformance.subject import Subject
 from tests.drivers.postgres.test_retention import (
     NOON,
     TODAY,
@@ -31,7 +28,7 @@ from tests.drivers.postgres.test_retention import (
     roll_up,
     rows,
 )
-from tests.support.postgres import database, schema_at
+from tests.support.postgres import database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -264,26 +261,3 @@ MANY_WITH_EVENTS: Final = """
      WHERE job.type = 'greet'
        AND job.payload = '';
 """
-
-
-@pytest.fixture
-def version_1(clock: ManualClock) -> Iterator[tuple[Subject, str]]:
-    with database(migrated=False) as url:
-        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
-        with closing(PostgresDriver(url, clock=clock, deadline=SHORT)) as driver:
-            roll_up(made := as_subject(driver, clock))
-            yield made, url
-
-
-def test_on_the_previous_schema_removing_a_day_may_exceed_the_deadline(version_1: tuple[Subject, str]) -> None:
-    subject, url = version_1
-    finish(subject, 3)
-    subject.bring(Status.SUCCEEDED, idempotency_key="once")
-    subject.advance(UNTIL_REMOVED)
-    slow_down(url, "th_keys")
-
-    assert prune(subject) == 4
-
-    assert TODAY not in leaves(url)
-    job = new_job(idempotency_key="once")
-    assert subject.driver.insert([job]) == [Enqueued(job.id, existed=False)]

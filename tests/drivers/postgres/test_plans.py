@@ -40,8 +40,9 @@ def full(request: pytest.FixtureRequest) -> Iterator[Faults]:
         yield faults_in_each_phase(url, SIZE)
 
 
-def test_no_table_is_scanned_while_there_are_few_jobs(empty: str) -> None:
-    with watched(empty) as watching:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_no_table_is_scanned_while_there_are_few_jobs(empty: str, *, asynchronous: bool) -> None:
+    with watched(empty, claims_asynchronously=asynchronous) as watching:
         all_day(watching)
         all_day(watching)
 
@@ -85,7 +86,15 @@ def vacuum_under_an_old_snapshot(url: str) -> None:
     with psycopg.connect(url) as old, psycopg.connect(url, autocommit=True) as db:
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         old.execute("SELECT FROM th_queues")
-        for table in ("th_jobs", "th_attempts", "th_keys", "th_outbox", "th_audit", "th_dead_tallies"):
+        for table in (
+            "th_jobs",
+            "th_attempts",
+            "th_attempt_logs",
+            "th_keys",
+            "th_outbox",
+            "th_audit",
+            "th_dead_tallies",
+        ):
             db.execute(f"DELETE FROM {table}".encode())
         vacuum(url)
 

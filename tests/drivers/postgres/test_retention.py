@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from threading import Barrier
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -291,26 +291,6 @@ def test_a_prune_without_time_runs_one_step(subject: Subject, url: str) -> None:
         removed.append(subject.driver.maintenance.prune(older_than=RETENTION, limit=MAX_REMOVED, within=timedelta(0)))
 
     assert removed == [0, 0, 3, 0]  # scan, detach, count, drop
-
-
-def test_on_the_previous_schema_a_job_with_an_event_stays() -> None:
-    clock = ManualClock(NOON)
-    with database(migrated=False) as url:
-        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
-        with closing(PostgresDriver(url, clock=clock)) as driver:
-            subject = Subject(driver=driver, clock=clock, spend=None, transaction=lambda: nullcontext(driver.insert))
-            roll_up(subject)
-            died = subject.bring(Status.DEAD)
-            subject.requeue(died)
-            subject.settle(subject.take(), Outcome.ack())
-            finish(subject, 3)
-            subject.advance(UNTIL_REMOVED)
-
-            assert prune(subject) == 3
-            assert ids_in(url, TODAY) == {died}
-            publish(subject, died)
-            assert prune(subject) == 1
-            assert TODAY not in leaves(url)
 
 
 def all_at_once(call: Callable[[], T]) -> list[T]:

@@ -117,7 +117,7 @@ def test_the_environment_may_name_the_programs() -> None:
 
 
 def test_a_folder_without_the_programs_is_rejected_with_the_fixes(tmp_path: Path) -> None:
-    with pytest.raises(PostgresNotFound, match=rf"{tmp_path}.*taskharbor\[embedded\].*PG_BINDIR"):
+    with pytest.raises(PostgresNotFound, match=rf"{tmp_path}.*\[embedded\].*PG_BINDIR"):
         PostgresServer.start(tmp_path / "server", bindir=tmp_path)
 
     with pytest.raises(PostgresNotFound, match=str(tmp_path)):

@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from taskharbor import Client, JobRequest
-from taskharbor.core.errors import LeaseExpired, OutcomeNotStorable, StoreUnavailable
-from taskharbor.core.ids import new_token
+from taskharbor.core.errors import JobNotFound, LeaseExpired, LeaseMismatch, OutcomeNotStorable, StoreUnavailable
+from taskharbor.core.ids import new_job_id, new_token
+from taskharbor.core.model import Lease
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import JobFilter, Settled, Settlement, Skipped
 from taskharbor.core.states import Status
@@ -90,6 +91,32 @@ def test_outcomes_of_locked_rows_are_skipped_and_the_others_are_recorded(
     processing = [claim.job.id for claim in claims if jobs[claim.job.id].status is Status.PROCESSING]
     assert processing == [claim.job.id for claim in claims[:locked]]
     assert driver.settle(settlements) == settled
+
+
+def test_jobs_missing_from_the_count_of_a_batch_are_answered_by_job(driver: PostgresDriver) -> None:
+    driver.insert([new_job() for _ in range(4)])
+    [expired] = reserve(driver, lease=NONE)
+    before, held, other = reserve(driver, limit=3)
+    [settled_before] = driver.settle([Settlement(before.lease, Outcome.ack(b"1"))])
+    forged = Lease(other.job.id, new_token(), other.lease.expires_at)
+    unknown = Lease(new_job_id(), new_token(), other.lease.expires_at)
+
+    leases = [expired.lease, before.lease, held.lease, forged, unknown]
+    answers = driver.settle([Settlement(lease, Outcome.ack()) for lease in leases])
+
+    assert settled_before == Settled(before.job.id, Status.SUCCEEDED)
+    assert answers[1:3] == [settled_before, Settled(held.job.id, Status.SUCCEEDED)]
+    assert [type(each) for each in (answers[0], *answers[3:])] == [LeaseExpired, LeaseMismatch, JobNotFound]
+    assert jobs_of(driver)[before.job.id].result == b"1"
+
+
+def test_a_batch_without_a_settled_job_is_answered_by_job(driver: PostgresDriver) -> None:
+    driver.insert([new_job() for _ in range(2)])
+    claims = reserve(driver, limit=2, lease=NONE)
+
+    answers = driver.settle([Settlement(claim.lease, Outcome.ack()) for claim in claims])
+
+    assert [type(each) for each in answers] == [LeaseExpired, LeaseExpired]
 
 
 def test_the_outcome_of_a_locked_row_with_an_expired_lease_is_rejected(driver: PostgresDriver, url: str) -> None:

@@ -93,7 +93,7 @@ def test_all_listeners_are_notified_again_after_their_connection_was_killed(url:
 
         elsewhere.insert([new_job()])
 
-        assert [listener.wait(DEADLINE) for listener in listeners] == [True, True, True]
+        assert [bool(listener.wait(DEADLINE)) for listener in listeners] == [True, True, True]
         assert len(listening_backends(url)) == 1
 
 
@@ -108,7 +108,7 @@ def test_a_child_listens_on_a_connection_of_its_own(url: str, driver: PostgresDr
         with closing(PostgresDriver(url)) as elsewhere:
             elsewhere.insert([new_job()])
 
-        assert (child.exitcode, listener.wait(DEADLINE)) == (0, True)
+        assert (child.exitcode, bool(listener.wait(DEADLINE))) == (0, True)
         wait_until(lambda: listening_backends(url) == before)
 
 
@@ -117,7 +117,7 @@ def listen_in_a_child(url: str, driver: PostgresDriver, inherited: PostgresListe
     with closing(driver.listen(["default"])) as own, closing(PostgresDriver(url)) as elsewhere:
         others = listening_backends(url) - parents
         elsewhere.insert([new_job()])
-        notified = (inherited.wait(DEADLINE), own.wait(DEADLINE))
+        notified = (bool(inherited.wait(DEADLINE)), bool(own.wait(DEADLINE)))
     inherited.close()
     sys.exit((len(others), notified) != (1, (True, True)))
 

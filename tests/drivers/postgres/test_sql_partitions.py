@@ -11,9 +11,7 @@ import pytest
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Unpublished
 from taskharbor.core.states import Status
-from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.subject import Subject
 from tests.drivers.postgres.test_retention import (
@@ -29,7 +27,7 @@ from tests.drivers.postgres.test_retention import (
     roll_up,
     rows,
 )
-from tests.support.postgres import database, schema_at
+from tests.support.postgres import database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,15 +99,3 @@ def test_events_of_other_jobs_do_not_keep_a_day_from_being_detached(day: Subject
     day.advance(UNTIL_REMOVED)
 
     assert prune(day, limit=1) == 3
-
-
-def test_on_the_previous_schema_a_day_is_removed_whole_despite_the_limit() -> None:
-    clock = ManualClock(NOON)
-    with database(migrated=False) as url:
-        migrate.migrate_up(schema_at(url), MIGRATIONS[:1])
-        with closing(PostgresDriver(url, clock=clock)) as driver:
-            subject = with_leaves(driver, clock)
-            finish(subject, 3)
-            subject.advance(UNTIL_REMOVED)
-
-            assert prune(subject, limit=1) == 3

@@ -18,7 +18,7 @@ from taskharbor.core.errors import StoreUnavailable, UsageError
 from taskharbor.core.model import Job
 from taskharbor.core.results import JobFilter
 from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite import SqliteDriver, claim, search
+from taskharbor.drivers.sqlite import SqliteDriver, claim, roll_up, search
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
 from taskharbor.drivers.sqlite.rows import EPOCH
 from taskharbor.testing.conformance.subject import new_job
@@ -157,6 +157,23 @@ def test_the_next_due_time_is_found_by_index_seeks(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("driver")
+def test_the_next_jobs_are_found_by_index_seeks(file: Path) -> None:
+    steps = {
+        name: [step for step in plan(file, getattr(search, name)) if "th_jobs" in step or "TEMP" in step]
+        for name in ("LANES", "DUE_IN_LANE", "LATER_IN_LANE")
+    }
+
+    assert steps == {
+        "LANES": [
+            "SEARCH th_jobs USING COVERING INDEX th_jobs_waiting (queue=?)",
+            "SEARCH th_jobs USING COVERING INDEX th_jobs_waiting (queue=? AND priority>?)",
+        ],
+        "DUE_IN_LANE": ["SEARCH th_jobs USING INDEX th_jobs_waiting (queue=? AND priority=? AND scheduled_for<?)"],
+        "LATER_IN_LANE": ["SEARCH th_jobs USING INDEX th_jobs_waiting (queue=? AND priority=? AND scheduled_for>?)"],
+    }
+
+
+@pytest.mark.usefixtures("driver")
 def test_an_expired_lease_is_found_without_scanning_the_history(file: Path) -> None:
     steps = plan(file, claim.RECLAIM_EXPIRED)
 
@@ -165,19 +182,18 @@ def test_an_expired_lease_is_found_without_scanning_the_history(file: Path) -> N
 
 
 @pytest.mark.usefixtures("driver")
-def test_unfinished_jobs_are_counted_without_scanning_the_history(file: Path) -> None:
-    steps = plan(file, SqliteInspector.COUNTS)
+def test_unfinished_jobs_are_counted_without_scanning_waiting_or_ended_ones(file: Path) -> None:
+    steps = plan(file, roll_up.COUNTS)
 
     assert [step for step in steps if "th_jobs" in step] == [
-        "SCAN th_jobs USING COVERING INDEX th_jobs_waiting",
         "SEARCH th_jobs USING INDEX th_jobs_processing (lease_expires_at>?)",
     ]
 
 
 SCANS: Final = {
-    search.SCAN_ALL: "SEARCH th_jobs USING PRIMARY KEY (id<?)",
-    search.SCAN_DEAD: "SEARCH th_jobs USING INDEX th_jobs_dead_id (id<?)",
-    search.SCAN_FINGERPRINT: "SEARCH th_jobs USING INDEX th_jobs_dead_fingerprint (fingerprint=? AND id<?)",
+    search.SCAN_ALL: "SEARCH th_jobs USING PRIMARY KEY (id>? AND id<?)",
+    search.SCAN_DEAD: "SEARCH th_jobs USING INDEX th_jobs_dead_id (id>? AND id<?)",
+    search.SCAN_FINGERPRINT: "SEARCH th_jobs USING INDEX th_jobs_dead_fingerprint (fingerprint=? AND id>? AND id<?)",
 }
 
 

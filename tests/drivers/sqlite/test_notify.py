@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sqlite3
 import stat
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor.core.ids import new_token
+from taskharbor.drivers.base import Notice
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.drivers.sqlite.notify import ChangeWatch, SqliteListener, socket_dir
 from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, new_job
@@ -22,6 +24,8 @@ from tests.support.mount_namespace import call_in
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.connection import Connection
+
+    from taskharbor.core.ids import JobId
 
 DEADLINE: Final = timedelta(seconds=30)
 SHORT_WAIT: Final = timedelta(milliseconds=10)
@@ -64,9 +68,9 @@ def test_a_job_inserted_by_another_process_notifies(file: Path) -> None:
 def test_a_listener_is_not_notified_of_other_queues(driver: SqliteDriver, file: Path) -> None:
     with listening(file) as listener:
         driver.insert([new_job(queue="other")])
-        others = listener.wait(SHORT_WAIT)
+        others = bool(listener.wait(SHORT_WAIT))
         driver.insert([new_job(queue="other"), new_job()])
-        own = listener.wait(DEADLINE)
+        own = bool(listener.wait(DEADLINE))
 
     assert (others, own) == (False, True)
 
@@ -83,7 +87,38 @@ def test_a_listener_that_does_not_wait_blocks_no_inserts_and_is_notified_once(dr
         for _ in range(200):
             driver.insert([new_job()])
 
-        assert (listener.wait(DEADLINE), listener.wait(SHORT_WAIT)) == (True, False)
+        assert (bool(listener.wait(DEADLINE)), bool(listener.wait(SHORT_WAIT))) == (True, False)
+
+
+def test_a_cancel_notifies_the_worker_that_runs_the_job_and_no_other(driver: SqliteDriver, file: Path) -> None:
+    running = [_running(driver, worker) for worker in ("one", "other")]
+
+    with closing(SqliteListener(file, ["default"], worker="one", poll=NO_POLLING)) as listener:
+        driver.cancel([running[1]])
+        of_other = listener.wait(SHORT_WAIT)
+        driver.cancel([running[0]])
+        of_one = listener.wait(DEADLINE)
+        driver.cancel(running)
+
+        assert (of_other, of_one, listener.wait(DEADLINE)) == (Notice.NONE, Notice.CANCELS, Notice.CANCELS)
+
+
+def _running(driver: SqliteDriver, worker: str) -> JobId:
+    """Return a job that *worker* runs."""
+    driver.insert([new_job()])
+    [claim] = driver.reserve(
+        "default", token=new_token(), worker=worker, lease=LEASE, limit=1, overdue_after=OVERDUE_AFTER
+    )
+    return claim.job.id
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_commit_without_a_message_counts_as_a_job_and_as_a_cancel(file: Path) -> None:
+    with closing(SqliteListener(file, ["default"], worker="one", poll=SHORT_WAIT)) as listener:
+        with closing(sqlite3.connect(file)) as db, db:
+            db.execute("CREATE TABLE other (id)")
+
+        assert listener.wait(DEADLINE) == Notice.ALL
 
 
 @pytest.mark.usefixtures("driver")
@@ -197,7 +232,7 @@ def insert_and_listen(folder: Path) -> dict[str, bool]:
     file = folder.with_name(folder.name.removesuffix("-listeners"))
     with closing(SqliteDriver(file)) as driver, listening(file, poll=SHORT_WAIT) as listener:
         driver.insert([new_job()])
-        return {"read-only": bool(os.statvfs(folder).f_flag & os.ST_RDONLY), "notified": listener.wait(DEADLINE)}
+        return {"read-only": bool(os.statvfs(folder).f_flag & os.ST_RDONLY), "notified": bool(listener.wait(DEADLINE))}
 
 
 def test_a_reserve_that_finds_no_job_wakes_no_listener(driver: SqliteDriver, file: Path) -> None:
@@ -210,8 +245,8 @@ def test_a_reserve_that_finds_no_job_wakes_no_listener(driver: SqliteDriver, fil
 
 
 def listen_in_the_child(listener: SqliteListener, report: Connection) -> None:
-    report.send(listener.wait(timedelta(0)))
-    report.send(listener.wait(DEADLINE))
+    report.send(bool(listener.wait(timedelta(0))))
+    report.send(bool(listener.wait(DEADLINE)))
     listener.close()
 
 
@@ -223,7 +258,7 @@ def test_a_listener_made_before_a_fork_works_in_both_processes(driver: SqliteDri
         assert (here.poll(DEADLINE.total_seconds()), here.recv()) == (True, False)
 
         driver.insert([new_job()])
-        notified = listener.wait(DEADLINE), here.poll(DEADLINE.total_seconds()) and here.recv()
+        notified = bool(listener.wait(DEADLINE)), here.poll(DEADLINE.total_seconds()) and here.recv()
         child.join(DEADLINE.total_seconds())
         driver.insert([new_job()])
 

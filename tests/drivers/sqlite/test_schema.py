@@ -177,6 +177,7 @@ def test_a_death_whose_time_is_corrected_is_counted_once_and_has_one_event(colum
 
     assert db.execute("SELECT sum(count) FROM th_ended").fetchall() == [(1,)]
     assert db.execute("SELECT sum(count) FROM th_dead_groups").fetchall() == [(1,)]
+    assert db.execute("SELECT sum(count) FROM th_dead_hours").fetchall() == [(1,)]
     assert db.execute("SELECT count(*) FROM th_outbox").fetchall() == [(1,)]
 
 

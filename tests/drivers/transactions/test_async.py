@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import asyncpg
 import psycopg
 import pytest
 
@@ -123,7 +124,7 @@ def test_a_listener_is_notified_when_the_shop_commits_and_not_before(store: Stor
             await shop.commit()
             return bool(before)
 
-        assert (in_shop(work), listener.wait(DEADLINE)) == (False, True)
+        assert (in_shop(work), bool(listener.wait(DEADLINE))) == (False, True)
 
 
 def test_a_joined_transaction_without_notify_does_not_notify(store: Store, in_shop: Open[Any]) -> None:
@@ -198,6 +199,18 @@ def test_a_connection_without_a_transaction_cannot_be_joined(store: Store) -> No
     async def work() -> None:
         async with await psycopg.AsyncConnection.connect(store.url, autocommit=True) as db:
             await store.driver.ajoin(db).insert([new_job()])
+
+    with pytest.raises(UsageError, match="in autocommit mode: begin a transaction first"):
+        asyncio.run(work())
+
+
+def test_an_asyncpg_connection_without_a_transaction_cannot_be_joined(store: Store) -> None:
+    async def work() -> None:
+        db = await asyncpg.connect(store.url)
+        try:
+            await store.driver.ajoin(db).insert([new_job()])
+        finally:
+            await db.close()
 
     with pytest.raises(UsageError, match="in autocommit mode: begin a transaction first"):
         asyncio.run(work())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.support.django_shop import facts_of
+from tests.support.django_shop import django_address, facts_of
 from tests.support.joined_stores import postgres_store, sqlite_store
 
 if TYPE_CHECKING:
@@ -25,13 +24,7 @@ def facts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             yield facts_of(store.url, engine | {"NAME": store.url.removeprefix("sqlite:///")})
     else:
         with postgres_store() as store:
-            yield facts_of(store.url, engine | _address(store.url))
-
-
-def _address(url: str) -> dict[str, Any]:
-    parts = urlsplit(url)
-    [socket] = parse_qs(parts.query).get("host", [parts.hostname or ""])
-    return {"NAME": parts.path[1:], "USER": parts.username, "HOST": socket, "PORT": str(parts.port or "")}
+            yield facts_of(store.url, engine | django_address(store.url))
 
 
 def test_a_job_is_there_with_the_order_after_atomic_and_not_before(facts: Facts) -> None:

@@ -48,7 +48,7 @@ Connection.__module__, Connection.__qualname__ = "psycopg2.extensions", "connect
 def test_an_unsupported_object_is_named(given: object, named: str) -> None:
     with pytest.raises(UsageError, match=f"connection is {named}: pass a psycopg .3. Connection, a sqlite3"):
         unwrap(given)
-    with pytest.raises(UsageError, match=f"connection is {named}: pass a psycopg .3. AsyncConnection, or a"):
+    with pytest.raises(UsageError, match=f"connection is {named}: pass a psycopg .3. AsyncConnection, a connection"):
         asyncio.run(aunwrap(given))
     assert not is_async(given)
 

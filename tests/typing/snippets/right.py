@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import assert_type
 
-from taskharbor import Call, Context, Fixed, Handle, Harbor, RetryPolicy, Status
+from taskharbor import (
+    Call,
+    Context,
+    Exponential,
+    Fixed,
+    Handle,
+    Harbor,
+    JobRequest,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    Status,
+)
 
 harbor = Harbor("memory://")
 
@@ -41,6 +53,12 @@ async def with_context_later(ctx: Context, number: int) -> None:
 @harbor.task(queue="mail", max_attempts=5, timeout=30, aliases=("old",), retry=RetryPolicy(backoff=Fixed(timedelta(1))))
 def optioned(number: int) -> bytes:
     return b"" * number
+
+
+DURATIONS = (Retry(after=30), Retry(after=timedelta(1)), Snooze(0.5), Fixed(1), Exponential(base=1, cap=timedelta(1)))
+REQUEST = JobRequest(type="greet", delay=0.5, timeout=timedelta(1))
+WORKER = harbor.worker(lease=60, heartbeat=timedelta(1), grace=0.5)
+harbor.include("shop.mail", "shop.images")
 
 
 @harbor.task(type="reports.render")
@@ -107,4 +125,5 @@ async def main() -> None:
     with harbor.testing() as harness:
         harness.assert_enqueued(greet, 1, lang="fr")
         harness.refute_enqueued(with_context, 3)
+        harness.refute_enqueued(greet)
         assert_type(harness.drain()[0].status, Status)

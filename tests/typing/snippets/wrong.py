@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskharbor import Context, Harbor
+from taskharbor import Context, Fixed, Harbor, Retry
 
 harbor = Harbor("memory://")
 
@@ -64,7 +64,11 @@ def resources() -> int:
 
 
 harbor.worker(concurency=5)  # wrong
-harbor.worker(lease=30)  # wrong
+harbor.worker(lease="30 s")  # wrong
+harbor.include(Harbor)  # wrong
+Harbor(names="dotted")  # wrong
+Retry(after="30")  # wrong
+Fixed("30")  # wrong
 greet("7")  # wrong
 mixed.enqueue(first=1)  # wrong
 mixed.enqueue(1, "a")  # wrong

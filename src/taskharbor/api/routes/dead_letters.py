@@ -13,28 +13,26 @@ from taskharbor.api.openapi import BODY_PROBLEMS, describe
 from taskharbor.api.problems import field_problem, problem_of
 from taskharbor.api.render import json_response
 from taskharbor.api.requests import BulkRequeueBody, DeadFilter, QueueName, Timestamp, TypeName
-from taskharbor.api.routes.jobs import Cursor, Limit, Tag, reply_page, tag_of
+from taskharbor.api.routes.jobs import Cursor, Fingerprint, Limit, Tag, reply_page, tag_of
 from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
 from taskharbor.api.store import Caller
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.results import JobFilter, Transitioned
-from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
 from taskharbor.core.states import Status
 from taskharbor.dead_letters import paced_batches
 from taskharbor.drivers.base import Driver
-from taskharbor.views import group_view
+from taskharbor.statistics import read_groups
 
 router: Final = APIRouter(prefix="/v1/dead-letters", tags=["dead letters"], route_class=ApiRoute)
 
 DEAD: Final = frozenset({Status.DEAD})
 FIND_BATCH: Final = 200
-Fingerprint = Annotated[str, Query(max_length=64, pattern=r"^[^\x00]*$")]
 
 
 @router.get(
     "",
     summary="List dead letters",
-    **describe({200: (responses.JobPage, {"jobs": [openapi.JOB], "next": None})}, 422),
+    **describe({200: (responses.JobPage, {"jobs": [openapi.JOB], "next": None, "looked_back_to": None})}, 422),
 )
 @requires_scope("jobs:read")
 async def list_dead(
@@ -71,10 +69,13 @@ async def list_dead(
 async def groups(
     request: ApiRequest, queue: Annotated[QueueName | None, Query()] = None, limit: Limit = 50
 ) -> Response:
-    """Return dead letters grouped by queue, type and error, the largest group first."""
+    """Return dead letters grouped by queue, type and error, the largest group first.
+
+    `hours` has the deaths of the last 8 days. `first_version` is the version of the application at the first one.
+    """
     store = request.api.store
-    found = await store.call(store.inspector.dead_letter_groups, limit=limit, queue=queue)
-    return json_response({"groups": [group_view(each) for each in found]})
+    found = await store.call(read_groups, store.inspector, limit=limit, queue=queue)
+    return json_response({"groups": found})
 
 
 @router.post(
@@ -115,7 +116,7 @@ def _requeue(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str,
         results = driver.requeue(
             batch,
             token=new_token(),
-            budget=body.budget or DEFAULT_MAX_ATTEMPTS,
+            budget=body.budget,
             by=caller.name,
             reason=body.reason,
             delay=delay,

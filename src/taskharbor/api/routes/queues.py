@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from math import ceil
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
-from taskharbor.api import openapi, responses
-from taskharbor.api.openapi import describe
+from taskharbor.api import actions, openapi, responses
+from taskharbor.api.openapi import BODY_PROBLEMS, describe
 from taskharbor.api.problems import not_found
 from taskharbor.api.render import json_response
-from taskharbor.api.requests import QueueName
+from taskharbor.api.requests import PauseBody, QueueName, to_timedelta
 from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
-from taskharbor.core.results import QueueStats
 from taskharbor.core.states import WAITING, Status
 from taskharbor.diagnosis import is_alive
 from taskharbor.drivers.base import Inspector
-from taskharbor.views import queue_view
+from taskharbor.queues import describe_queues, empty_queue, read_queue, read_queues
+from taskharbor.views import View, job_view, queue_view
 
 router: Final = APIRouter(prefix="/v1/queues", tags=["queues"], route_class=ApiRoute)
 
@@ -30,30 +29,48 @@ _QUEUE: Final = {200: (responses.QueueShape, openapi.QUEUE)}
 @router.get("", summary="List queues", **describe({200: (responses.Queues, {"queues": [openapi.QUEUE]})}))
 @requires_scope("jobs:read")
 async def list_queues(request: ApiRequest) -> Response:
-    """List every queue that has jobs or is paused. Counts are a few seconds old."""
+    """List every queue that has jobs or is paused. Counts are a few seconds old, rates are means over 5 minutes."""
     store = request.api.store
-    queues, now = await store.read(store.inspector.queues)
-    return json_response({"queues": [queue_view(each, now=now) for each in queues]})
+    return json_response({"queues": await store.call(read_queues, store.inspector)})
 
 
 @router.get("/{name}", summary="Get a queue", **describe(_QUEUE, 404, 422))
 @requires_scope("jobs:read")
 async def get(request: ApiRequest, name: QueueParam) -> Response:
     """Return one queue; 404 if it has no jobs and is not paused."""
-    queue, now = await _find(request, name)
+    store = request.api.store
+    queue = await store.call(read_queue, store.inspector, name)
     if queue is None:
         raise not_found("queue", name)
-    return json_response(queue_view(queue, now=now))
+    return json_response(queue)
 
 
-@router.post("/{name}/pause", summary="Pause a queue", **describe(_QUEUE, 422))
-@requires_scope("queues:control")
-async def pause(request: ApiRequest, name: QueueParam) -> Response:
-    """Stop starting jobs of the queue; running jobs continue. Pausing a paused queue has no effect."""
+@router.get(
+    "/{name}/next",
+    summary="List the jobs that run next",
+    **describe({200: (responses.NextJobs, {"jobs": [openapi.JOB]})}, 422),
+)
+@requires_scope("jobs:read")
+async def next_up(request: ApiRequest, name: QueueParam, limit: Annotated[int, Query(ge=1, le=50)] = 10) -> Response:
+    """List the jobs of the queue that run next, in their order: those that are due, then the others."""
     store = request.api.store
-    [is_new] = await store.call(store.backend.driver.control.pause, [name], by=request.caller.name)
-    if is_new:
-        await store.record_audit(request.caller, "queues.pause", name)
+    jobs, now = await store.read(store.inspector.next_up, name, limit=limit)
+    return json_response({"jobs": [job_view(job, now=now, root=request.root) for job in jobs]})
+
+
+@router.post(
+    "/{name}/pause",
+    summary="Pause a queue",
+    **describe(_QUEUE, *BODY_PROBLEMS, body={"reason": "the mail server is down", "for": 1_800}),
+)
+@requires_scope("queues:control")
+async def pause(request: ApiRequest, name: QueueParam, body: PauseBody | None = None) -> Response:
+    """Stop starting jobs of the queue; running jobs continue. Pausing a paused queue has no effect.
+
+    With *for*, a worker or janitor resumes the queue after so many seconds.
+    """
+    given = body or PauseBody.model_validate({})
+    await actions.pause_queue(request, name, reason=given.reason, lasts=to_timedelta(given.lasts))
     return await _reply(request, name)
 
 
@@ -61,10 +78,7 @@ async def pause(request: ApiRequest, name: QueueParam) -> Response:
 @requires_scope("queues:control")
 async def resume(request: ApiRequest, name: QueueParam) -> Response:
     """Start jobs of the queue again."""
-    store = request.api.store
-    [is_new] = await store.call(store.backend.driver.control.resume, [name])
-    if is_new:
-        await store.record_audit(request.caller, "queues.resume", name)
+    await actions.resume_queue(request, name)
     return await _reply(request, name)
 
 
@@ -81,14 +95,17 @@ async def scaling(
         int, Query(ge=1, le=10_000, description="How many jobs one worker runs concurrently.")
     ] = 16,
 ) -> Response:
-    """Return figures for an autoscaler such as KEDA: backlog, its age, and a suggested number of workers (*hint*)."""
+    """Return figures for an autoscaler such as KEDA: the backlog and its age, the live workers, and how many to run.
+
+    *suggested_workers* is how many workers run all due and running jobs at once; a paused queue has no due jobs.
+    """
     store = request.api.store
     figures, _ = await store.read(_scaling, store.inspector, name, jobs_per_worker)
     return json_response(figures)
 
 
 def _scaling(inspector: Inspector, name: str, jobs_per_worker: int) -> dict[str, Any]:
-    queue = next((each for each in inspector.queues() if each.name == name), None) or _empty(name)
+    queue = next((each for each in inspector.queues() if each.name == name), None) or empty_queue(name)
     now = inspector.now()
     backlog = sum(queue.counts.get(status, 0) for status in WAITING)
     running = queue.counts.get(Status.PROCESSING, 0)
@@ -101,20 +118,14 @@ def _scaling(inspector: Inspector, name: str, jobs_per_worker: int) -> dict[str,
         "oldest_age_seconds": queue_view(queue, now=now)["oldest_age_seconds"] or 0.0,
         "is_paused": queue.paused_at is not None,
         "workers": sum(name in each.queues and is_alive(each, now) for each in inspector.workers()),
-        "hint": ceil((due + running) / jobs_per_worker),
+        "suggested_workers": ceil((due + running) / jobs_per_worker),
     }
 
 
-async def _find(request: ApiRequest, name: str) -> tuple[QueueStats | None, datetime]:
-    store = request.api.store
-    queues, now = await store.read(store.inspector.queues)
-    return next((each for each in queues if each.name == name), None), now
-
-
 async def _reply(request: ApiRequest, name: str) -> Response:
-    queue, now = await _find(request, name)
-    return json_response(queue_view(queue or _empty(name), now=now))
+    store = request.api.store
+    return json_response(await store.call(_queue, store.inspector, name))
 
 
-def _empty(name: str) -> QueueStats:
-    return QueueStats(name=name, counts={}, oldest_due=None, paused_at=None, paused_by=None)
+def _queue(inspector: Inspector, name: str) -> View:
+    return read_queue(inspector, name) or describe_queues(inspector, [empty_queue(name)], only=name)[0]

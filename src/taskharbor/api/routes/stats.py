@@ -1,11 +1,11 @@
-"""Endpoints for workers, statistics and health checks. Statistics come from aggregates, never from counting jobs."""
+"""Endpoints for statistics and health checks. Statistics come from aggregates, never from counting jobs."""
 
 from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
@@ -13,31 +13,23 @@ from fastapi.responses import Response
 from taskharbor.api import openapi, responses
 from taskharbor.api.openapi import describe
 from taskharbor.api.problems import HttpProblem
-from taskharbor.api.render import json_bytes, json_response, reply_bytes
-from taskharbor.api.requests import QueueName
+from taskharbor.api.render import json_response
+from taskharbor.api.requests import QueueName, Timestamp, TypeName
 from taskharbor.api.routing import PUBLIC, ApiRequest, ApiRoute, requires_scope
 from taskharbor.core.errors import TaskHarborError
+from taskharbor.core.statistics import GroupBy, Metric
 from taskharbor.diagnosis import is_alive
 from taskharbor.drivers.base import Inspector
-from taskharbor.views import finished_view, stats_view, worker_view
+from taskharbor.statistics import read_series, read_types, read_versions
+from taskharbor.views import stats_view
 
 router: Final = APIRouter(prefix="/v1", tags=["stats"], route_class=ApiRoute)
 
 HOUR: Final = timedelta(hours=1)
-MAX_MINUTES: Final = 1_440
-MAX_ROWS: Final = 10_000
+Step = Literal["1", "15", "60"]
 health_router: Final = APIRouter(tags=["health"], route_class=ApiRoute)
 READY_TIMEOUT_SECONDS: Final = 3.0
 _OK: Final = {200: (responses.Health, {"status": "ok"})}
-
-
-@router.get("/workers", summary="List workers", **describe({200: (responses.Workers, {"workers": [openapi.WORKER]})}))
-@requires_scope("jobs:read")
-async def workers(request: ApiRequest) -> Response:
-    """List the workers that sent a heartbeat recently, by id."""
-    store = request.api.store
-    found, now = await store.read(store.inspector.workers)
-    return json_response({"workers": [worker_view(each) | {"is_alive": is_alive(each, now)} for each in found]})
 
 
 @router.get("/stats", summary="Get current statistics", **describe({200: (responses.Stats, openapi.STATS)}))
@@ -50,25 +42,55 @@ async def stats(request: ApiRequest) -> Response:
 
 @router.get(
     "/stats/timeseries",
-    summary="Get statistics by minute",
-    **describe({200: (responses.TimeSeries, {"minutes": [openapi.MINUTE]})}, 422),
+    summary="Get a series of statistics",
+    **describe({200: (responses.TimeSeries, openapi.SERIES)}, 422),
 )
 @requires_scope("jobs:read")
 async def timeseries(
     request: ApiRequest,
-    minutes: Annotated[int, Query(ge=1, le=MAX_MINUTES)] = 60,
+    *,
+    metric: Metric = Metric.ENDED,
+    by: GroupBy = GroupBy.NONE,
+    step: Step = "1",
+    since: Annotated[Timestamp | None, Query()] = None,
+    until: Annotated[Timestamp | None, Query()] = None,
     queue: Annotated[QueueName | None, Query()] = None,
+    type: Annotated[TypeName | None, Query()] = None,
 ) -> Response:
-    """Return how many jobs ended in each minute, by queue and state, oldest first; at most the newest 10,000 rows."""
-    inspector = request.api.store.inspector
-    body = await request.api.store.page(_minutes, inspector, timedelta(minutes=minutes), queue)
-    return reply_bytes(body)
+    """Return a series by steps of 1, 15 or 60 minutes, oldest first; by default of the last hour.
+
+    Steps without data are omitted. At most 2,000 points.
+    """
+    store = request.api.store
+    options: dict[str, Any] = {
+        "by": by,
+        "step": int(step),
+        "since": since,
+        "until": until,
+        "queue": queue,
+        "type": type,
+    }
+    return json_response(await store.call(read_series, store.inspector, metric, **options))
 
 
-def _minutes(inspector: Inspector, span: timedelta, queue: str | None) -> bytes:
-    """Read the newest rows and encode them as JSON. Runs in a thread: 10,000 rows take 30 ms."""
-    found = inspector.finished_counts(since=inspector.now() - span, queue=queue, limit=MAX_ROWS)
-    return json_bytes({"minutes": [finished_view(each) for each in found]})
+@router.get("/types", summary="List types of jobs", **describe({200: (responses.Types, {"types": [openapi.TYPE]})}))
+@requires_scope("jobs:read")
+async def types(request: ApiRequest) -> Response:
+    """List the types that live workers handle, or that had attempts in the last hour, by name."""
+    store = request.api.store
+    return json_response({"types": await store.call(read_types, store.inspector)})
+
+
+@router.get(
+    "/versions",
+    summary="List versions of the application",
+    **describe({200: (responses.Versions, {"versions": [openapi.VERSION]})}),
+)
+@requires_scope("jobs:read")
+async def versions(request: ApiRequest) -> Response:
+    """List the versions of the application that workers reported in the last 8 days, the last one to appear first."""
+    store = request.api.store
+    return json_response({"versions": await store.call(read_versions, store.inspector)})
 
 
 def _stats(inspector: Inspector) -> dict[str, Any]:

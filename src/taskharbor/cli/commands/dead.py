@@ -6,6 +6,7 @@ import click
 
 from taskharbor.cli.main import LazyGroup
 from taskharbor.cli.options import (
+    bulk_options,
     confirm_options,
     dead_filter,
     dead_options,
@@ -14,8 +15,7 @@ from taskharbor.cli.options import (
     page_options,
     url_option,
 )
-from taskharbor.cli.render import echo_status
-from taskharbor.cli.store import job_id_of, no_matches, open_driver
+from taskharbor.cli.store import open_driver
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -39,6 +39,7 @@ def list_(*, url: str, limit: int, after: str | None, as_json: bool, **filters: 
 
     With --json: {"jobs": [...], "next": ID or null}
     """
+    from taskharbor.cli.job_ids import job_id_of
     from taskharbor.cli.jobs_view import full_page, show_page
 
     with open_driver(url) as driver:
@@ -57,17 +58,16 @@ def groups(*, url: str, queue: str | None, limit: int, as_json: bool) -> None:
 
     The fingerprint identifies the type and location of an error. Other commands take it as a filter.
     """
-    from taskharbor.cli.jobs_view import first_line
     from taskharbor.cli.render import echo_data, print_table
-    from taskharbor.views import group_view
+    from taskharbor.statistics import read_groups
 
     with open_driver(url) as driver:
-        found = driver.inspector.dead_letter_groups(limit=limit, queue=queue)
         if as_json:
-            echo_data({"groups": list(map(group_view, found))}, as_json=True, plain="")
+            echo_data({"groups": read_groups(driver.inspector, limit=limit, queue=queue)}, as_json=True, plain="")
             return
+        found = driver.inspector.dead_letter_groups(limit=limit, queue=queue)
         rows: list[list[Cell]] = [
-            [each.count, each.fingerprint, each.queue, each.type, each.first_at, each.last_at, first_line(each.error)]
+            [each.count, each.fingerprint, each.queue, each.type, each.first_at, each.last_at, each.error]
             for each in found
         ]
         titles = ("count", "fingerprint", "queue", "type", "first", "last", "error")
@@ -78,12 +78,8 @@ def groups(*, url: str, queue: str | None, limit: int, as_json: bool) -> None:
 @click.argument("job_ids", nargs=-1, metavar="[ID]...")
 @click.option("--all", "everything", is_flag=True, help="Every dead letter that the filters leave.")
 @dead_options
-@click.option("--budget", type=click.IntRange(min=1), help="How many attempts each gets.  [default: 20]")
-@click.option("--why", "reason", default="", help="The reason, for the jobs' history.")
-@click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="How many become due per second."
-)
-@confirm_options
+@click.option("--budget", type=click.IntRange(min=1), help="How many attempts each gets.  [default: as many as it had]")
+@bulk_options
 @url_option
 @json_option
 def requeue(
@@ -94,6 +90,8 @@ def requeue(
     budget: int | None,
     reason: str,
     rate: float | None,
+    start_in: timedelta,
+    no_wait: bool,
     yes: bool,
     dry_run: bool,
     as_json: bool,
@@ -101,18 +99,28 @@ def requeue(
 ) -> None:
     """Requeue dead letters: the given ids, or all that match the filters.
 
-    For several ids or a filter, it prints a preview and asks for confirmation. Jobs that die after
-    the preview are not changed.
-    With --json: {"matched": N, "requeued": N, "dry_run": BOOL, "refused": [...]}
+    For several ids or a filter, it prints a preview and asks for confirmation. With a filter, it creates a bulk
+    operation and waits for its end; see 'taskharbor operations'. Jobs that die later are not changed.
+    With --json: {"matched": N, "requeued": N, "dry_run": BOOL, "refused": [...], "operation": ID or null}
     """
-    from taskharbor.cli.bulk import BulkRequeue, select_dead_letters
+    from taskharbor.cli.bulk import BulkRequeue
+    from taskharbor.cli.job_ids import job_ids_of
+    from taskharbor.cli.operations_view import BulkOperation, BulkSettings, check_selection
+    from taskharbor.core.operations import OperationKind, OperationOptions
 
+    wanted = dead_filter(**filters)
+    settings = BulkSettings(yes=yes, dry_run=dry_run, as_json=as_json, starts_in=start_in, no_wait=no_wait)
+    has_filter = everything or any(filters.values())
+    check_selection(has_ids=bool(job_ids), has_filter=has_filter, settings=settings, what="dead letter")
     with open_driver(url) as driver:
-        found = select_dead_letters(driver, job_ids, dead_filter(**filters), everything=everything)
-        if not found:
-            echo_status(no_matches(driver, "dead letter", filters["queue"]))
-        BulkRequeue(driver, budget=budget, reason=reason, rate=rate).run(
-            found, yes=yes, dry_run=dry_run, as_json=as_json
+        if job_ids:
+            BulkRequeue(driver, budget=budget, reason=reason, rate=rate).run(
+                job_ids_of(driver, job_ids), yes=yes, dry_run=dry_run, as_json=as_json
+            )
+            return
+        options = OperationOptions(budget=budget, rate=rate)
+        BulkOperation(driver, OperationKind.REQUEUE, wanted, what="dead letter", reason=reason, options=options).run(
+            settings
         )
 
 
@@ -124,7 +132,7 @@ def requeue(
 @click.option(
     "--unpublished", is_flag=True, help="Also jobs whose dead-letter event is unpublished; the event is dropped."
 )
-@confirm_options
+@bulk_options
 @url_option
 @json_option
 def purge(
@@ -134,6 +142,10 @@ def purge(
     everything: bool,
     older_than: timedelta | None,
     unpublished: bool,
+    reason: str,
+    rate: float | None,
+    start_in: timedelta,
+    no_wait: bool,
     yes: bool,
     dry_run: bool,
     as_json: bool,
@@ -141,24 +153,30 @@ def purge(
 ) -> None:
     """Permanently remove dead letters with their history: the given ids, or all that match the filters.
 
-    It prints a preview and asks for confirmation. It keeps jobs that die after the preview, and
-    jobs whose dead-letter event a publisher has not published yet.
-    With --json: {"matched": N, "removed": N, "dry_run": BOOL, "kept": {REASON: N}}
+    It prints a preview and asks for confirmation. With a filter, it creates a bulk operation and waits for its end;
+    see 'taskharbor operations'. It keeps jobs that die later, and jobs whose dead-letter event a publisher has not
+    published yet.
+    With --json: {"matched": N, "removed": N, "dry_run": BOOL, "kept": {REASON: N}, "operation": ID or null}
     """
-    from taskharbor.cli.bulk import BulkPurge, died_before, select_dead_letters
+    from taskharbor.cli.bulk import BulkPurge
+    from taskharbor.cli.job_ids import job_ids_of
+    from taskharbor.cli.operations_view import BulkOperation, BulkSettings, check_selection
+    from taskharbor.core.operations import OperationKind, OperationOptions
 
+    wanted = dead_filter(**filters)
+    settings = BulkSettings(yes=yes, dry_run=dry_run, as_json=as_json, starts_in=start_in, no_wait=no_wait)
+    everything = everything or (older_than is not None and not job_ids)
+    has_filter = everything or any(filters.values())
+    check_selection(has_ids=bool(job_ids), has_filter=has_filter, settings=settings, what="dead letter")
     with open_driver(url) as driver:
-        found = select_dead_letters(
-            driver,
-            job_ids,
-            dead_filter(**filters),
-            everything=everything or (older_than is not None and not job_ids),
-            is_selected=died_before(driver, older_than),
-        )
-        if not found:
-            echo_status(no_matches(driver, "dead letter", filters["queue"]))
-        BulkPurge(driver, older_than=older_than, unpublished=unpublished).run(
-            found, yes=yes, dry_run=dry_run, as_json=as_json
+        if job_ids:
+            BulkPurge(driver, older_than=older_than, unpublished=unpublished).run(
+                job_ids_of(driver, job_ids), yes=yes, dry_run=dry_run, as_json=as_json
+            )
+            return
+        options = OperationOptions(older_than=older_than, gives_up=unpublished, rate=rate)
+        BulkOperation(driver, OperationKind.PURGE, wanted, what="dead letter", reason=reason, options=options).run(
+            settings
         )
 
 

@@ -1,44 +1,53 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskharbor.cli.render import echo_status
+from taskharbor.cli.dashboard import dashboard_options
+from taskharbor.cli.options import log_options
+
+if TYPE_CHECKING:
+    from taskharbor.cli.dashboard import DashboardOptions
 
 FOLDER: Final = ".taskharbor"
 
 
 @click.command()
 @click.argument("app", required=False)
-@click.option("--url", metavar="URL", help=f"The store.  [default: the file {FOLDER}/dev.db]")
+@click.option(
+    "--url", metavar="URL", help=f"The store.  [default: the app's store, else TASKHARBOR_URL, else {FOLDER}/dev.db]"
+)
 @click.option("--port", type=click.IntRange(0, 65_535), default=8_000, show_default=True, help="The port of the API.")
 @click.option("--api/--no-api", default=True, help="Serve the API, if it is installed.  [default: --api]")
-def dev(*, app: str | None, url: str | None, port: int, api: bool) -> None:
+@dashboard_options
+@log_options
+def dev(
+    *, app: str | None, url: str | None, port: int, api: bool, dashboard: DashboardOptions, log_level: str | None
+) -> None:
     """Run worker and API for development; reload on save.
 
-    Runs a worker for APP, and the API if it is installed, with a store in a file. APP is
-    module:attribute or file.py[:attribute]; without it, the app of [tool.taskharbor] in
-    pyproject.toml, or tasks.py, app.py, jobs.py or main.py. Ctrl-C stops everything.
+    Runs a worker for APP, and the API with the dashboard if they are installed. APP is module:attribute or
+    file.py[:attribute];
+    without it, the app of [tool.taskharbor] in pyproject.toml, or tasks.py, app.py, jobs.py or main.py.
+    The tables of the store are created or migrated. Ctrl-C stops everything.
     """
     from taskharbor.cli.app_loader import find_app
-    from taskharbor.cli.dev_server import DevServer, children_for
+    from taskharbor.cli.dev_server import DevServer
+    from taskharbor.cli.store import check_shared
 
+    check_shared(url)
     wanted = find_app() if app is None else app
-    store = url or _embedded(Path.cwd() / FOLDER)
-    DevServer(wanted, children_for(wanted, store, port=port if api else None)).run()
-
-
-def _embedded(folder: Path) -> str:
-    """Return the URL of the SQLite file for jobs, and print its path."""
-    folder.mkdir(exist_ok=True)
-    (folder / ".gitignore").write_text("*\n", "utf-8")
-    file = folder / "dev.db"
-    url = f"sqlite:///{file.as_posix()}"
-    echo_status(f"jobs are stored in {file}")
-    echo_status(f"for other commands, use --url {url}")
-    return url
+    options = [] if log_level is None else ["--log-level", log_level]
+    DevServer(
+        wanted,
+        Path.cwd() / FOLDER,
+        url=url,
+        port=port if api else None,
+        options=options,
+        api_options=dashboard.words(),
+    ).run()
 
 
 @click.command()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -8,17 +8,20 @@ from taskharbor.cli.main import LazyGroup
 from taskharbor.cli.options import (
     ConflictingOptions,
     app_option,
+    bulk_options,
+    due_fields,
+    due_options,
     duration,
     filter_options,
     job_filter,
     json_option,
     page_options,
     tag,
-    time_with_zone,
+    url_of_app_option,
     url_option,
-    url_or_app_option,
 )
-from taskharbor.cli.store import WAIT_TIMEOUT, get_job, job_id_of, job_ids_of, open_driver
+from taskharbor.cli.store import WAIT_TIMEOUT, get_job, open_driver
+from taskharbor.job_counts import MAX_COUNT
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -27,27 +30,34 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.request import JobRequest
     from taskharbor.drivers.base import Driver
+    from taskharbor.harbor import Harbor
+    from taskharbor.task_options import CallOptions
 
 
 @click.group(cls=LazyGroup)
 def jobs() -> None:
-    """List, show, cancel and requeue jobs.
+    """List, show, cancel, reschedule and requeue jobs.
 
-    With --json a job is printed as the API returns it, a list as {"jobs": [...], "next": ID or null}.
+    With --json a job is printed as the API returns it, a list as {"jobs": [...], "next": ID or null,
+    "looked_back_to": TIME or null}.
     """
 
 
 @jobs.command(name="list")
 @filter_options
 @click.option("--key", help="Only jobs with this idempotency key; not with other filters.")
+@click.option("--explain", is_flag=True, help="Show for each job what it is waiting for, or how it ended.")
 @page_options
 @url_option
 @json_option
-def list_(*, url: str, key: str | None, limit: int, after: str | None, as_json: bool, **filters: FilterValue) -> None:
+def list_(
+    *, url: str, key: str | None, explain: bool, limit: int, after: str | None, as_json: bool, **filters: FilterValue
+) -> None:
     """List jobs, newest first.
 
     If there are more jobs, the last line on stderr has the option for the next page.
     """
+    from taskharbor.cli.job_ids import job_id_of
     from taskharbor.cli.jobs_view import full_page, page_under, show_page
 
     if key is not None and (after is not None or any(filters.values())):
@@ -58,21 +68,45 @@ def list_(*, url: str, key: str | None, limit: int, after: str | None, as_json: 
         else:
             below = None if after is None else job_id_of(driver, after)
             page = full_page(driver, job_filter(**filters), limit=limit, after=below)
-        show_page(driver, page, as_json=as_json, what="job", queue=filters["queue"])
+        show_page(driver, page, as_json=as_json, what="job", queue=filters["queue"], explain=explain)
+
+
+@jobs.command()
+@filter_options
+@click.option("--cap", type=click.IntRange(1, MAX_COUNT), default=MAX_COUNT, show_default=True, help="Stop here.")
+@url_option
+@json_option
+def count(*, url: str, cap: int, as_json: bool, **filters: FilterValue) -> None:
+    """Count jobs, up to a limit.
+
+    Prints the number; a + behind it means that there may be more.
+    With --json: {"count", "is_exact", "looked_back_to"}
+    """
+    from taskharbor.cli.render import echo_data
+    from taskharbor.job_counts import count_jobs
+
+    with open_driver(url) as driver:
+        counted = count_jobs(driver.inspector, job_filter(**filters), cap=cap)
+        echo_data(counted.view(), as_json=as_json, plain=f"{counted.count}{'' if counted.is_exact else '+'}")
 
 
 @jobs.command()
 @click.argument("job_id", metavar="ID")
 @click.option("--payload", "with_payload", is_flag=True, help="Show its payload and result.")
+@click.option("--logs", "with_logs", is_flag=True, help="Show the captured log lines of its attempts.")
 @url_option
 @json_option
-def show(*, url: str, job_id: str, with_payload: bool, as_json: bool) -> None:
-    """Show all fields of a job, and its recorded attempts (all but successful ones)."""
+def show(*, url: str, job_id: str, with_payload: bool, with_logs: bool, as_json: bool) -> None:
+    """Show all fields of a job, and its timeline: attempts, lost leases, refused calls, requeues and other changes.
+
+    With --json the job has its "attempts" (all but successful ones) and its "timeline".
+    """
+    from taskharbor.cli.job_ids import job_id_of
     from taskharbor.cli.jobs_view import show_job_details
 
     with open_driver(url) as driver:
         job = get_job(driver, job_id_of(driver, job_id))
-        show_job_details(driver, job, with_payload=with_payload, as_json=as_json)
+        show_job_details(driver, job, with_payload=with_payload, with_logs=with_logs, as_json=as_json)
 
 
 @jobs.command()
@@ -89,6 +123,7 @@ def show(*, url: str, job_id: str, with_payload: bool, as_json: bool) -> None:
 @json_option
 def wait(*, url: str, job_id: str, timeout: timedelta, as_json: bool) -> None:
     """Wait until a job has ended; exit with 8 if it did not succeed."""
+    from taskharbor.cli.job_ids import job_id_of
     from taskharbor.cli.jobs_view import show_job
     from taskharbor.cli.store import require_success, wait_until_final
 
@@ -99,31 +134,106 @@ def wait(*, url: str, job_id: str, timeout: timedelta, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job_ids", nargs=-1, required=True, metavar="ID...")
+@click.argument("job_ids", nargs=-1, metavar="[ID]...")
+@click.option("--all", "everything", is_flag=True, help="Every job that can be canceled and that the filters leave.")
+@filter_options
+@bulk_options
 @url_option
 @json_option
-def cancel(*, url: str, job_ids: tuple[str, ...], as_json: bool) -> None:
+def cancel(
+    *,
+    url: str,
+    job_ids: tuple[str, ...],
+    everything: bool,
+    reason: str,
+    rate: float | None,
+    start_in: timedelta,
+    no_wait: bool,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    **filters: FilterValue,
+) -> None:
     """Cancel jobs: waiting jobs immediately; running jobs are asked to stop.
 
-    Prints each id with its new status. If a job cannot be canceled, prints the reason and exits
+    With ids, prints each id with its new status. If a job cannot be canceled, prints the reason and exits
     with 5, or with 4 if the only given job does not exist.
+    With a filter, prints a preview, asks for confirmation, creates a bulk operation and waits for its end; see
+    'taskharbor operations'. Jobs that are created later are not canceled.
+    With a filter and --json: {"matched": N, "canceled": N, "dry_run": BOOL, "refused": [...], "operation": ID or null}
     """
+    from taskharbor.cli.job_ids import job_ids_of
     from taskharbor.cli.jobs_view import report_transitions
+    from taskharbor.cli.operations_view import BulkOperation, BulkSettings, check_selection
     from taskharbor.cli.store import record_audit
+    from taskharbor.core.operations import OperationKind, OperationOptions
 
+    settings = BulkSettings(yes=yes, dry_run=dry_run, as_json=as_json, starts_in=start_in, no_wait=no_wait)
+    has_filter = everything or any(filters.values())
+    check_selection(has_ids=bool(job_ids), has_filter=has_filter, settings=settings, what="job that can be canceled")
     with open_driver(url) as driver:
-        ids = job_ids_of(driver, job_ids)
-        results = driver.cancel(ids)
+        if not job_ids:
+            wanted, options = job_filter(**filters), OperationOptions(rate=rate)
+            BulkOperation(driver, OperationKind.CANCEL, wanted, what="job", reason=reason, options=options).run(
+                settings
+            )
+            return
+        results = driver.cancel(job_ids_of(driver, job_ids))
+        detail = {"why": reason} if reason else {}
         report_transitions(
-            driver, results, as_json=as_json, note=lambda job_id: record_audit(driver, "jobs.cancel", job_id)
+            driver, results, as_json=as_json, note=lambda job_id: record_audit(driver, "jobs.cancel", job_id, **detail)
+        )
+
+
+@jobs.command()
+@click.option("--all", "everything", is_flag=True, help="Every waiting job that the filters leave.")
+@filter_options
+@due_options
+@click.option("--priority", type=int, help="A new priority; lower runs first.  [default: unchanged]")
+@bulk_options
+@url_option
+@json_option
+def reschedule(
+    *,
+    url: str,
+    everything: bool,
+    delay: timedelta | None,
+    at: datetime | timedelta | None,
+    priority: int | None,
+    reason: str,
+    rate: float | None,
+    start_in: timedelta,
+    no_wait: bool,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    **filters: FilterValue,
+) -> None:
+    """Change the due time or the priority of all waiting jobs that match the filters.
+
+    Prints a preview, asks for confirmation, creates a bulk operation and waits for its end; see 'taskharbor
+    operations'. A --delay begins when the job is changed. Jobs that are created later are not changed.
+    With --json: {"matched": N, "rescheduled": N, "dry_run": BOOL, "refused": [...], "operation": ID or null}
+    """
+    from taskharbor.cli.operations_view import BulkOperation, BulkSettings, check_selection
+    from taskharbor.core.operations import OperationKind, OperationOptions
+
+    settings = BulkSettings(yes=yes, dry_run=dry_run, as_json=as_json, starts_in=start_in, no_wait=no_wait)
+    check_selection(
+        has_ids=False, has_filter=everything or any(filters.values()), settings=settings, what="waiting job"
+    )
+    options = OperationOptions(rate=rate, priority=priority, **due_fields(delay, at))
+    with open_driver(url) as driver:
+        wanted = job_filter(**filters)
+        BulkOperation(driver, OperationKind.RESCHEDULE, wanted, what="job", reason=reason, options=options).run(
+            settings
         )
 
 
 @jobs.command()
 @click.argument("job_ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--budget", type=click.IntRange(min=1), help="How many attempts each gets.  [default: 20]")
-@click.option("--delay", type=duration, metavar="TIME", help="How long they wait before they are due.")
-@click.option("--at", "scheduled_for", type=time_with_zone, metavar="TIME", help="When they are due.")
+@click.option("--budget", type=click.IntRange(min=1), help="How many attempts each gets.  [default: as many as it had]")
+@due_options
 @click.option("--payload", metavar="JSON|@FILE|-", help="A new payload, for one job, as with 'enqueue'.")
 @click.option("--why", "reason", default="", help="The reason, for the jobs' history.")
 @app_option
@@ -136,7 +246,7 @@ def requeue(
     job_ids: tuple[str, ...],
     budget: int | None,
     delay: timedelta | None,
-    scheduled_for: datetime | None,
+    at: datetime | timedelta | None,
     payload: str | None,
     reason: str,
     as_json: bool,
@@ -146,14 +256,13 @@ def requeue(
     Prints each id with its new status. If a job cannot be requeued, prints the reason and exits
     with 5, or with 4 if the only given job does not exist. For many jobs, see 'taskharbor dead requeue'.
     """
+    from taskharbor.cli.job_ids import job_ids_of
     from taskharbor.cli.jobs_view import report_transitions
     from taskharbor.cli.options import read_payload
     from taskharbor.cli.store import current_actor, record_audit
     from taskharbor.core.ids import new_token
-    from taskharbor.core.retry import DEFAULT_MAX_ATTEMPTS
 
-    if delay is not None and scheduled_for is not None:
-        raise ConflictingOptions("--delay", "--at")
+    due = due_fields(delay, at)
     if payload is not None and len(job_ids) > 1:
         raise ConflictingOptions("--payload", "several IDs")
     value = None if payload is None else read_payload(payload)
@@ -162,11 +271,10 @@ def requeue(
         results = driver.requeue(
             ids,
             token=new_token(),
-            budget=budget or DEFAULT_MAX_ATTEMPTS,
+            budget=budget,
             by=current_actor(),
             reason=reason,
-            delay=delay,
-            scheduled_for=scheduled_for,
+            **due,
             payload=None if payload is None else _encoded(driver, ids[0], value, app),
         )
         detail = {"why": reason} if payload is None else {"why": reason, "payload": "replaced"}
@@ -177,8 +285,10 @@ def requeue(
 
 def _encoded(driver: Driver, job_id: JobId, payload: Any, app: str | None) -> bytes:
     from taskharbor.cli.app_loader import harbor_for
+    from taskharbor.task_requests import payload_for
 
-    return harbor_for(app).make_client(driver).encode(payload, job_id, job_type=get_job(driver, job_id).type)
+    harbor, type = harbor_for(app), get_job(driver, job_id).type
+    return harbor.make_client(driver).encode(payload_for(harbor.tasks, type, payload), job_id, job_type=type)
 
 
 @jobs.command()
@@ -190,6 +300,7 @@ def why(*, url: str, job_id: str, as_json: bool) -> None:
 
     With --json: {"job_id", "status", "cause", "text", "until", "worker", "ahead", "kept"}
     """
+    from taskharbor.cli.job_ids import job_id_of
     from taskharbor.cli.render import echo_data, printable
     from taskharbor.diagnosis import diagnose
 
@@ -202,15 +313,14 @@ def why(*, url: str, job_id: str, as_json: bool) -> None:
 @click.argument("type")
 @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--payload", metavar="JSON|@FILE|-", help="The payload as JSON, from a file, or from stdin.")
-@click.option("-q", "--queue", default="default", show_default=True, help="The queue of the job.")
-@click.option("--delay", type=duration, metavar="TIME", help="How long it waits before it is due.")
-@click.option("--at", "scheduled_for", type=time_with_zone, metavar="TIME", help="When it is due.")
-@click.option("--max-attempts", type=int, help="The maximum number of attempts.  [default: 20]")
-@click.option("--priority", type=int, default=0, show_default=True, help="Lower runs first.")
-@click.option("--timeout", type=duration, metavar="TIME", help="How long one attempt may take.")
+@click.option("-q", "--queue", help="The queue of the job.  [default: the task's, else default]")
+@due_options
+@click.option("--max-attempts", type=int, help="The maximum number of attempts.  [default: the task's, else 20]")
+@click.option("--priority", type=int, help="Lower runs first.  [default: the task's, else 0]")
+@click.option("--timeout", type=duration, metavar="TIME", help="How long one attempt may take.  [default: the task's]")
 @click.option("--idempotency-key", metavar="KEY", help="A second job with the same key is not created.")
 @click.option("--tag", "tags", type=tag, multiple=True, metavar="KEY=VALUE", help="Metadata; may be repeated.")
-@click.option("--wait", is_flag=True, help="Wait until the job has ended; exit with 8 if it failed.")
+@click.option("--wait", is_flag=True, help="Wait for the job and print its result; exit with 8 if it failed.")
 @click.option(
     "--wait-for",
     type=duration,
@@ -220,46 +330,86 @@ def why(*, url: str, job_id: str, as_json: bool) -> None:
     help="With --wait: exit with 7 after this time.",
 )
 @app_option
-@url_or_app_option
+@click.option("--no-app", is_flag=True, help="Use no app: any TYPE and payload are stored as they are.")
+@url_of_app_option
 @json_option
-def enqueue(*, app: str | None, url: str | None, wait: bool, wait_for: timedelta, as_json: bool, **fields: Any) -> None:
+def enqueue(
+    *,
+    app: str | None,
+    no_app: bool,
+    url: str | None,
+    wait: bool,
+    wait_for: timedelta,
+    as_json: bool,
+    **fields: Any,
+) -> None:
     """Enqueue a job and print its id.
 
     The payload is an object of the pairs KEY=VALUE, or the value of --payload. Each VALUE is JSON
-    if it is valid JSON, otherwise text. The codec of the app encodes the payload: the app that
-    --app names, or that 'taskharbor worker' would find. Without an app the payload is JSON. A store
-    whose payloads have another codec rejects the job. With --json the job is printed as the API
-    returns it.
+    if it is valid JSON, otherwise text.
+
+    If there is an app, which --app names or 'taskharbor worker' would find, TYPE must be one of its
+    tasks. The job gets the options of the task, unless they are given here, and its payload must match
+    the parameters; a VALUE that is JSON is text where a parameter takes only that. The codec of the app
+    encodes the payload. Without an app the payload is JSON, and a store with another codec rejects it.
+    With --wait the result is printed as JSON instead. With --json the job is printed as the API returns
+    it, with --wait including payload and result.
 
     \b
     taskharbor enqueue email.send to=ada@example.org copies=2 --delay 5m
     taskharbor enqueue report.render --payload @report.json --wait
     """  # noqa: D301  click needs the character \b
     from taskharbor.cli.app_loader import open_harbor
-    from taskharbor.cli.jobs_view import show_job
+    from taskharbor.cli.jobs_view import show_job, show_result
     from taskharbor.cli.render import echo_status
     from taskharbor.cli.store import get_job, record_audit, require_success, wait_until_final
 
-    request = _request(**fields)
-    with open_harbor(app, url) as harbor:
-        driver = harbor.driver
+    if no_app and app is not None:
+        raise ConflictingOptions("--app", "--no-app")
+    with open_harbor(app, url, searches=not no_app) as harbor:
+        request, driver = _request(harbor, **fields), harbor.driver
         enqueued = harbor.client.enqueue(request)
         record_audit(driver, "jobs.enqueue", str(enqueued.id), type=request.type, queue=request.queue)
         if enqueued.existed:
             echo_status(f"job {enqueued.id} already has this idempotency key; nothing new was stored")
-        job = wait_until_final(driver, enqueued.id, timeout=wait_for) if wait else get_job(driver, enqueued.id)
-        show_job(driver, job, as_json=as_json, plain=str(job.id))
-    if wait:
-        require_success(job)
+        if not wait:
+            show_job(driver, get_job(driver, enqueued.id), as_json=as_json, plain=str(enqueued.id))
+            return
+        if not as_json:
+            echo_status(f"job {enqueued.id} is enqueued; waiting for its result{_obstacle(driver, enqueued.id)}")
+        wait_until_final(driver, enqueued.id, timeout=wait_for)
+        job = get_job(driver, enqueued.id)
+        show_result(driver, job, codec=harbor.codec, as_json=as_json)
+    require_success(job)
+
+
+def _obstacle(driver: Driver, job_id: JobId) -> str:
+    """Return why a wait for the job may not end: no live worker handles it, or its queue is paused."""
+    from taskharbor.diagnosis import Cause, diagnose
+
+    found = diagnose(driver.inspector, job_id)
+    return f"; {found.text}" if found.cause in {Cause.UNHANDLED, Cause.PAUSED} else ""
 
 
 def _request(
-    *, pairs: tuple[str, ...], payload: str | None, tags: tuple[tuple[str, str], ...], **fields: Any
+    harbor: Harbor,
+    *,
+    type: str,
+    pairs: tuple[str, ...],
+    payload: str | None,
+    tags: tuple[tuple[str, str], ...],
+    delay: timedelta | None,
+    at: datetime | timedelta | None,
+    **options: Any,
 ) -> JobRequest:
     from taskharbor.cli.options import payload_of, read_payload
-    from taskharbor.core.request import JobRequest
+    from taskharbor.task_requests import request_for, task_of
 
     if pairs and payload is not None:
         raise ConflictingOptions("KEY=VALUE", "--payload")
-    value = read_payload(payload) if payload is not None else payload_of(pairs)
-    return JobRequest(payload=value, metadata=dict(tags), **fields)
+    task = task_of(harbor.tasks, type)
+    takes = None if task is None else task.arguments.takes
+    value = read_payload(payload) if payload is not None else payload_of(pairs, takes)
+    options |= {"metadata": dict(tags), **due_fields(delay, at)}
+    given = {name: option for name, option in options.items() if option is not None}
+    return request_for(harbor.tasks, type, value, cast("CallOptions", given))

@@ -54,9 +54,10 @@ def create(*, url: str, name: str, scopes: tuple[str, ...], expires_in: timedelt
 
 
 @keys.command(name="list")
+@click.option("--sessions", is_flag=True, help="Also the sessions of the dashboard that were made from keys.")
 @url_option
 @json_option
-def list_(*, url: str, as_json: bool) -> None:
+def list_(*, url: str, sessions: bool, as_json: bool) -> None:
     """List keys, with revoked and expired ones. The key texts are not shown. A use is recorded once a minute.
 
     With --json: {"keys": [...]}
@@ -65,7 +66,7 @@ def list_(*, url: str, as_json: bool) -> None:
     from taskharbor.views import key_view
 
     with open_driver(url) as driver:
-        found = driver.inspector.keys().values()
+        found = [key for key in driver.inspector.keys().values() if sessions or key.parent is None]
         if as_json:
             echo_data({"keys": list(map(key_view, found))}, as_json=True, plain="")
             return

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from taskharbor.core.results import QueueStats
     from taskharbor.drivers.base import Driver
 
 
@@ -42,13 +41,22 @@ def list_queues(*, url: str, as_json: bool) -> None:
 @queues.command()
 @click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
 @click.option("--new", is_flag=True, help="Also if the queue has never had a job.")
+@click.option("--reason", default="", help="Why; shown with the queue, and in the audit log.")
+@click.option(
+    "--for", "lasts", type=duration_from("1s"), metavar="TIME", help="Resume by itself after this time, such as 30m."
+)
 @url_option
 @json_option
-def pause(*, url: str, names: tuple[str, ...], new: bool, as_json: bool) -> None:
-    """Stop starting jobs of these queues. Running jobs continue."""
+def pause(*, url: str, names: tuple[str, ...], new: bool, reason: str, lasts: timedelta | None, as_json: bool) -> None:
+    """Stop starting jobs of these queues. Running jobs continue.
+
+    With --for, a worker or janitor resumes them after that time.
+    """
     with open_driver(url) as driver:
         unique = _known(driver, names, may_be_new=new)
-        _report(driver, "pause", unique, driver.control.pause(unique, by=current_actor()), as_json=as_json)
+        changed = driver.control.pause(unique, by=current_actor(), reason=reason, lasts=lasts)
+        detail = {"why": reason, "for": "" if lasts is None else f"{lasts.total_seconds():g} s"}
+        _report(driver, "pause", unique, changed, as_json=as_json, **detail)
 
 
 @queues.command()
@@ -60,6 +68,22 @@ def resume(*, url: str, names: tuple[str, ...], as_json: bool) -> None:
     with open_driver(url) as driver:
         unique = _known(driver, names, may_be_new=False)
         _report(driver, "resume", unique, driver.control.resume(unique), as_json=as_json)
+
+
+@queues.command(name="next")
+@click.argument("name", metavar="QUEUE")
+@click.option("-n", "--limit", type=click.IntRange(1, 50), default=10, show_default=True, help="How many to show.")
+@url_option
+@json_option
+def next_up(*, url: str, name: str, limit: int, as_json: bool) -> None:
+    """List the jobs of a queue that run next, in their order: those that are due, then the others.
+
+    With --json: {"jobs": [...]}, each as the API returns it.
+    """
+    from taskharbor.cli.jobs_view import show_next
+
+    with open_driver(url) as driver:
+        show_next(driver, driver.inspector.next_up(name, limit=limit), queue=name, as_json=as_json)
 
 
 def _known(driver: Driver, names: Sequence[str], *, may_be_new: bool) -> list[str]:
@@ -76,59 +100,21 @@ def _known(driver: Driver, names: Sequence[str], *, may_be_new: bool) -> list[st
     return list(dict.fromkeys(names))
 
 
-def _report(driver: Driver, verb: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool) -> None:
+def _report(
+    driver: Driver, verb: str, names: Sequence[str], changed: Sequence[bool], *, as_json: bool, **detail: str
+) -> None:
     from taskharbor.cli.store import record_audit
-    from taskharbor.views import queue_view
+    from taskharbor.queues import describe_queues, empty_queue
 
+    detail = {key: value for key, value in detail.items() if value}
     for name, is_new in zip(names, changed, strict=True):
         if is_new:
-            record_audit(driver, f"queues.{verb}", name)
+            record_audit(driver, f"queues.{verb}", name, **detail)
         else:
             echo_status(f"queue {name} was already {verb}d")
-    known, now = {queue.name: queue for queue in driver.inspector.queues()}, driver.inspector.now()
-    views = [queue_view(known.get(name) or _empty(name), now=now) for name in names]
+    known = {queue.name: queue for queue in driver.inspector.queues()}
+    views = describe_queues(driver.inspector, [known.get(name) or empty_queue(name) for name in names])
     echo_data({"queues": views}, as_json=as_json, plain="\n".join(names))
-
-
-def _empty(name: str) -> QueueStats:
-    """Return the statistics of a queue that has no counts yet."""
-    from taskharbor.core.results import QueueStats
-
-    return QueueStats(name=name, counts={}, oldest_due=None, paused_at=None, paused_by=None)
-
-
-@click.group(cls=LazyGroup)
-def workers() -> None:
-    """List workers."""
-
-
-@workers.command(name="list")
-@url_option
-@json_option
-def list_workers(*, url: str, as_json: bool) -> None:
-    """List the workers that sent a heartbeat recently, with their queues and types.
-
-    With --json: {"workers": [...]}, each as the API returns it.
-    """
-    from taskharbor.cli.stats_view import show_workers
-
-    with open_driver(url) as driver:
-        show_workers(driver, driver.inspector.workers(), as_json=as_json)
-
-
-@click.command()
-@url_option
-@json_option
-def stats(*, url: str, as_json: bool) -> None:
-    """Show job counts and recent throughput.
-
-    Counts are a few seconds old.
-    """
-    from taskharbor.cli.stats_view import show_stats
-    from taskharbor.cli.store import open_driver
-
-    with open_driver(url) as driver:
-        show_stats(driver, as_json=as_json)
 
 
 @click.command()

@@ -1,166 +1,35 @@
 from __future__ import annotations
 
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from taskharbor.cli.main import ExitCode
+from taskharbor._version import __version__
+from taskharbor.cli.dashboard import dashboard_options
+from taskharbor.cli.health import health_options
 from taskharbor.cli.options import (
-    duration,
     duration_from,
+    given_options,
     json_option,
-    queues,
+    log_options,
+    retention_options,
+    startup_options,
     url_of_app_option,
-    url_option,
-    url_or_app_option,
 )
-from taskharbor.cli.sqs import queues_option, sqs_transport
+from taskharbor.cli.sqs import harbor_with_queues, queues_option, sqs_transport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import timedelta
 
+    from taskharbor.cli.dashboard import DashboardOptions
+    from taskharbor.cli.health import HealthOptions, Probes
+    from taskharbor.core.retention import RetentionOptions
     from taskharbor.delivery.transport import Transport
     from taskharbor.harbor import Harbor
-    from taskharbor.worker import Worker
-
-CONCURRENCY: Final = 16
 
 
 @click.command()
 @click.argument("app", required=False)
-@click.option(
-    "-q",
-    "--queues",
-    type=queues,
-    metavar="NAME[:N],…",
-    help="Queues, and how many jobs of each to run concurrently.  [default: default, and those of the tasks]",
-)
-@click.option(
-    "-c",
-    "--concurrency",
-    type=click.IntRange(min=1),
-    help=f"How many jobs to run concurrently.  [default: sum of the queue limits, else {CONCURRENCY}]",
-)
-@click.option(
-    "--grace",
-    type=duration,
-    metavar="TIME",
-    default="25s",
-    show_default=True,
-    help="How long running jobs may continue after a signal.",
-)
-@click.option(
-    "--lease",
-    type=duration_from("100ms"),
-    metavar="TIME",
-    default="30s",
-    show_default=True,
-    help="How long a worker keeps a job without a heartbeat.",
-)
-@click.option(
-    "--poll",
-    type=duration_from("10ms"),
-    metavar="TIME",
-    default="1s",
-    show_default=True,
-    help="How often to poll when no notification arrives.",
-)
-@click.option(
-    "--unknown-types",
-    type=click.Choice(["dead-letter", "leave"]),
-    default="dead-letter",
-    show_default=True,
-    help="What to do with jobs without a handler, five minutes after they are due.",
-)
-@click.option("--sqs", is_flag=True, help="Receive jobs as SQS messages, which an enqueuer sends.")
-@url_of_app_option
-@json_option
-def worker(*, app: str | None, url: str | None, as_json: bool, sqs: bool, **options: Any) -> None:
-    """Run jobs until a signal.
-
-    APP is module:attribute or file.py[:attribute]: a Harbor, a mapping from types to handlers, or
-    a function that takes a worker and registers handlers on it. Without an attribute, the first of
-    app, harbor, register and handlers is used. Without APP, the app of [tool.taskharbor] in
-    pyproject.toml is used, or tasks.py, app.py, jobs.py or main.py.
-
-    After SIGTERM or Ctrl-C, running jobs may finish within the grace time; the others are released.
-    A second signal ends the worker immediately. The log, with one line per attempt, goes to stderr;
-    with --json, log and errors are JSON lines: {"at", "level", "logger", "message"}.
-    """
-    from contextlib import nullcontext
-
-    from taskharbor.cli.app_loader import find_app, load_app
-    from taskharbor.cli.render import log_to_stderr
-    from taskharbor.cli.sqs import sqs_transport
-    from taskharbor.harbor import Harbor
-
-    loaded = load_app(find_app() if app is None else app)
-    log_to_stderr(as_json=as_json)
-    pollers = max(8, len(options["queues"] or ()))  # one per queue; tasks may name more queues
-    with loaded.harbor or Harbor() as harbor, sqs_transport(pollers=pollers) if sqs else nullcontext() as transport:
-        if url is not None:
-            harbor.use_store(url)
-        made = _worker(harbor, transport, **options)
-        loaded(made)
-        _run_worker(made, options["grace"])
-
-
-def _worker(
-    harbor: Harbor,
-    transport: Transport | None,
-    *,
-    queues: Mapping[str, int | None] | None,
-    concurrency: int | None,
-    grace: timedelta,
-    lease: timedelta,
-    poll: timedelta,
-    unknown_types: Literal["dead-letter", "leave"],
-) -> Worker:
-    named = queues or dict.fromkeys(harbor.queues)
-    total = concurrency or _default_concurrency(named)
-    limits = {name: limit or total for name, limit in named.items()}
-    return harbor.worker(
-        queues=limits,
-        concurrency=total,
-        grace=grace,
-        lease=lease,
-        poll=poll,
-        unknown_types=unknown_types,
-        transport=transport,
-    )
-
-
-def _default_concurrency(queues: Mapping[str, int | None]) -> int:
-    """Return the default concurrency: the sum of the limits if every queue has one."""
-    limits = [limit for limit in queues.values() if limit is not None]
-    return sum(limits) if len(limits) == len(queues) else max([CONCURRENCY, *limits])
-
-
-def _run_worker(worker: Worker, grace: timedelta) -> None:
-    import logging
-
-    from taskharbor.service import run_until_signal
-
-    log = logging.getLogger("taskharbor.worker")
-
-    def start() -> None:
-        worker.start()
-        log.info("worker %s runs %s", worker.id, ", ".join(worker.types))
-
-    def stop() -> None:
-        log.info("worker %s stopping: waiting up to %g s for running jobs", worker.id, grace.total_seconds())
-        worker.stop()
-        log.info("worker %s stopped", worker.id)
-
-    run_until_signal(start, stop, is_over=lambda: worker.is_over)
-    worker.codec_check.raise_refusal()
-    if worker.is_exhausted:
-        raise click.exceptions.Exit(ExitCode.SLOTS_LOST)
-
-
-@click.command()
 @queues_option
 @click.option(
     "--period",
@@ -177,30 +46,73 @@ def _run_worker(worker: Worker, grace: timedelta) -> None:
     show_default=True,
     help="How many sent jobs of a queue may be unclaimed before sending pauses.",
 )
-@url_option
+@click.option(
+    "--bundle",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="How many jobs a message may name while a backlog is due. Upgrade all workers before you raise it.",
+)
+@health_options
+@startup_options
+@url_of_app_option
+@log_options
 @json_option
-def enqueuer(*, url: str, as_json: bool, queues: tuple[str, ...], period: timedelta, unclaimed: int) -> None:
+def enqueuer(
+    *,
+    app: str | None,
+    url: str | None,
+    as_json: bool,
+    log_level: str | None,
+    queues: tuple[str, ...] | None,
+    period: timedelta,
+    unclaimed: int,
+    bundle: int,
+    health: HealthOptions,
+    migrate: bool,
+    wait: bool,
+) -> None:
     """Send messages for due jobs until a signal.
 
+    APP is a Harbor, named as for 'taskharbor worker': it has the store and the queues of its tasks.
+    Without APP and -q, it is found as 'taskharbor worker' finds it.
+
     Workers with --sqs receive these messages. Any number of enqueuers may run at the same time.
+    With --bundle, fewer messages are sent, received and deleted for many due jobs. A few due jobs are
+    sent one by one.
     Credentials, region and endpoint come from the standard AWS configuration.
     TASKHARBOR_SQS_PREFIX is the prefix of all queue names. The log goes to stderr.
     """
     import logging
 
-    from taskharbor.cli.render import log_to_stderr
-    from taskharbor.drivers.connect import connect
+    from taskharbor.cli.log_output import log_to_stderr
+    from taskharbor.cli.startup import prepare_store, store_name
     from taskharbor.enqueuer import DueTaskEnqueuer
     from taskharbor.runtime import ThreadRuntime
     from taskharbor.service import run_until_signal
 
     log = logging.getLogger("taskharbor.enqueuer")
-    log_to_stderr(as_json=as_json)
-    with closing(connect(url)) as driver, sqs_transport() as transport:
+    loaded = harbor_with_queues(app, queues)
+    names = queues or tuple(loaded.queues)
+    log_to_stderr(as_json=as_json, level=log_level)
+    with loaded as harbor, health.serve("enqueuer", harbor) as probes, sqs_transport() as transport:
+        if url is not None:
+            harbor.use_store(url)
+        prepare_store(harbor, "enqueuer", migrate=migrate, wait=wait)
+        runtime = ThreadRuntime(sync_threads=1)
         service = DueTaskEnqueuer(
-            ThreadRuntime(sync_threads=1), driver, transport, queues=queues, max_idle=period, max_unclaimed=unclaimed
+            runtime,
+            harbor.driver,
+            transport,
+            queues=names,
+            max_idle=period,
+            max_unclaimed=unclaimed,
+            bundle=bundle,
+            hooks=harbor.hooks,
         )
-        log.info("enqueuer serves %s", ", ".join(queues))
+        probes.watch(service.watched)
+        started = "enqueuer started: taskharbor %s; store %s; queues %s"
+        log.info(started, __version__, store_name(harbor), ", ".join(names))
         run_until_signal(service.start, service.stop, is_over=lambda: False)
         log.info("enqueuer stopped")
 
@@ -208,59 +120,98 @@ def enqueuer(*, url: str, as_json: bool, queues: tuple[str, ...], period: timede
 @click.command()
 @click.argument("app", required=False)
 @click.option("--sqs", is_flag=True, help="Publish dead-letter events to their SQS queue.")
+@click.option("--metrics", is_flag=True, help="Export the gauges of the store, as 'taskharbor api' does.")
+@retention_options
+@health_options
+@startup_options
 @url_of_app_option
+@log_options
 @json_option
-def janitor(*, app: str | None, url: str | None, as_json: bool, sqs: bool) -> None:
+def janitor(
+    *,
+    app: str | None,
+    url: str | None,
+    as_json: bool,
+    log_level: str | None,
+    sqs: bool,
+    metrics: bool,
+    health: HealthOptions,
+    migrate: bool,
+    wait: bool,
+    **retention: timedelta | None,
+) -> None:
     """Run maintenance of the store until a signal.
 
     Reclaims jobs of dead workers, fires schedules, and removes data past its retention. Every worker does
     this too; run a janitor if there are times without workers.
 
     APP is a Harbor, named as for 'taskharbor worker': its publisher receives dead-letter events, its hooks
-    are called, and its codec encodes the payloads of scheduled jobs. The log goes to stderr.
+    are called, and its codec encodes the payloads of scheduled jobs. Its schedules are not declared: that
+    needs a worker, which has handlers. The log goes to stderr.
     """
     from contextlib import nullcontext
 
     from taskharbor.cli.app_loader import load_app
-    from taskharbor.cli.render import log_to_stderr
+    from taskharbor.cli.log_output import log_to_stderr
+    from taskharbor.cli.metrics import export_store
     from taskharbor.cli.sqs import sqs_transport
+    from taskharbor.cli.startup import prepare_store
     from taskharbor.harbor import Harbor
 
     loaded = None if app is None else load_app(app).harbor
-    log_to_stderr(as_json=as_json)
-    with loaded or Harbor() as harbor, sqs_transport() if sqs else nullcontext() as transport:
+    log_to_stderr(as_json=as_json, level=log_level)
+    with (
+        loaded or Harbor() as harbor,
+        health.serve("janitor", harbor) as probes,
+        sqs_transport() if sqs else nullcontext() as transport,
+    ):
         if url is not None:
             harbor.use_store(url)
-        _run_janitor(harbor, transport)
+        if metrics:
+            export_store(harbor)
+        prepare_store(harbor, "janitor", migrate=migrate, wait=wait)
+        _run_janitor(harbor, transport, harbor.retention | given_options(retention), probes)
 
 
-def _run_janitor(harbor: Harbor, transport: Transport | None) -> None:
+def _run_janitor(harbor: Harbor, transport: Transport | None, retention: RetentionOptions, probes: Probes) -> None:
     import logging
 
+    from taskharbor.cli.startup import store_name
     from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
-    from taskharbor.janitor import Janitor
-    from taskharbor.outbox import relay_for
+    from taskharbor.janitor import MAX_TICK, Janitor
+    from taskharbor.observability.hook_caller import HookCaller
+    from taskharbor.outbox import OUTBOX_LOCK, relay_for
     from taskharbor.runtime import ThreadRuntime
     from taskharbor.service import ServiceLoops, run_until_signal
     from taskharbor.worker.config import LEASE
-    from taskharbor.worker.hooks import HookCaller
 
     log = logging.getLogger("taskharbor.janitor")
     runtime = ThreadRuntime(sync_threads=1)
-    loops = ServiceLoops(runtime)
-    relay = relay_for(harbor.driver, publisher=harbor.publisher, transport=transport, queue=DEAD_EVENTS_QUEUE)
+    call_hooks = HookCaller(harbor.hooks, log)
+    loops = ServiceLoops(runtime, call_hooks=call_hooks)
+    relay = relay_for(
+        harbor.driver,
+        loops.failures,
+        call_hooks,
+        publisher=harbor.publisher,
+        transport=transport,
+        queue=DEAD_EVENTS_QUEUE,
+    )
     if relay is not None:
-        loops.add("outbox-relay", relay.tick)
+        loops.add("outbox-relay", relay.tick, may_take=OUTBOX_LOCK)
     service = Janitor(
         runtime,
         harbor.driver,
         lease=LEASE,
+        failures=loops.failures,
         scheduler=harbor.scheduler(),
         relay=None if relay is None else lambda: loops.wake("outbox-relay"),
-        notify=HookCaller(harbor.hooks),
+        hooks=harbor.hooks,
+        **retention,
     )
-    loops.add("janitor", service.tick)
-    log.info("janitor started")
+    loops.add("janitor", service.tick, may_take=MAX_TICK)
+    probes.watch(service.watched_in(loops))
+    log.info("janitor started: taskharbor %s; store %s", __version__, store_name(harbor))
     run_until_signal(loops.start, loops.stop, is_over=lambda: False)
     log.info("janitor stopped")
 
@@ -271,28 +222,66 @@ def _run_janitor(harbor: Harbor, transport: Transport | None) -> None:
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="The port; 0 for any free one."
 )
-@url_or_app_option
+@click.option(
+    "--unknown-types",
+    type=click.Choice(["refuse", "accept"]),
+    default="refuse",
+    show_default=True,
+    help="What to do with new jobs of types that no task of the app has.",
+)
+@click.option("--root-path", metavar="PATH", default="", help="The prefix of the path that a proxy removes.")
+@dashboard_options
+@startup_options
+@url_of_app_option
+@log_options
 @json_option
-def api(*, app: str | None, host: str, port: int, url: str | None, as_json: bool) -> None:
+def api(
+    *,
+    app: str | None,
+    host: str,
+    port: int,
+    unknown_types: Literal["refuse", "accept"],
+    root_path: str,
+    dashboard: DashboardOptions,
+    url: str | None,
+    as_json: bool,
+    log_level: str | None,
+    migrate: bool,
+    wait: bool,
+) -> None:
     """Serve the HTTP API until a signal.
 
     Once the store has an API key, every request needs one; a new key takes effect within a few seconds.
     Without any key, the API serves this machine only: it rejects other addresses and requests that come
-    through a proxy. The log goes to stderr.
+    through a proxy. The log goes to stderr, with the address of the dashboard, if that is installed.
 
-    The codec of APP, which is named and found as for 'taskharbor worker', encodes payloads. Without an app
-    they are JSON. A store whose payloads have another codec is rejected.
+    APP is named and found as for 'taskharbor worker'. New jobs get the options of its tasks, their payloads
+    must match the parameters, and its codec encodes them. Without an app, any type and payload are accepted,
+    and payloads are JSON; a store whose payloads have another codec is rejected.
     """
     from importlib.util import find_spec
 
     from taskharbor.cli.errors import NotInstalled
-    from taskharbor.cli.render import log_to_stderr
+    from taskharbor.cli.log_output import log_to_stderr
+    from taskharbor.cli.metrics import enable_metrics
 
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
         raise NotInstalled("FastAPI", "api")
     from taskharbor.api.server import serve
     from taskharbor.cli.app_loader import open_harbor
+    from taskharbor.cli.startup import prepare_store
 
-    log_to_stderr(as_json=as_json)
-    with open_harbor(app, url) as harbor:
-        serve(harbor, host=host, port=port)
+    log_to_stderr(as_json=as_json, level=log_level)
+    with open_harbor(app, url, creates=True) as harbor:
+        registry = enable_metrics(harbor).registry if find_spec("prometheus_client") else None
+        prepare_store(harbor, "api", migrate=migrate, wait=wait)
+        serve(
+            harbor,
+            host=host,
+            port=port,
+            unknown_types=unknown_types,
+            registry=registry,
+            read_only=dashboard.read_only,
+            parts=dashboard.parts(),
+            root_path=root_path.rstrip("/"),
+        )

@@ -7,10 +7,12 @@ import click
 from taskharbor.cli.main import LazyGroup
 from taskharbor.cli.options import json_option
 from taskharbor.cli.render import echo_data, echo_status
-from taskharbor.cli.sqs import queue_shapes, queues_option, sqs_transport
+from taskharbor.cli.sqs import harbor_with_queues, queue_shapes, queues_of, queues_option, sqs_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from taskharbor.harbor import Harbor
 
 
 @click.group(cls=LazyGroup)
@@ -23,15 +25,17 @@ def sqs() -> None:
 
 
 @sqs.command()
+@click.argument("app", required=False)
 @queues_option
 @json_option
-def setup(*, queues: tuple[str, ...], as_json: bool) -> None:
+def setup(*, app: str | None, queues: tuple[str, ...] | None, as_json: bool) -> None:
     """Create missing queues, and correct the attributes of existing ones.
 
-    It is safe to repeat, and removes nothing.
+    APP is a Harbor, named and found as for 'taskharbor worker': it has the queues of its tasks. It is
+    safe to repeat, and removes nothing.
     """
+    shapes = queue_shapes(queues_of(app, queues))
     with sqs_transport() as transport:
-        shapes = queue_shapes(queues)
         transport.ensure_queues(shapes)
         names = {shape.name: transport.name(shape.name) for shape in shapes}
         echo_data({"queues": names}, as_json=as_json, plain="\n".join(names.values()))
@@ -39,18 +43,24 @@ def setup(*, queues: tuple[str, ...], as_json: bool) -> None:
 
 
 @sqs.command()
+@click.argument("app", required=False)
 @queues_option
-@click.option("--url", metavar="URL", help="The store, for ages  [default: TASKHARBOR_URL, else no ages]")
+@click.option(
+    "--url", metavar="URL", help="The store, for ages  [default: the app's store, else TASKHARBOR_URL, else no ages]"
+)
 @json_option
-def status(*, queues: tuple[str, ...], url: str | None, as_json: bool) -> None:
+def status(*, app: str | None, queues: tuple[str, ...] | None, url: str | None, as_json: bool) -> None:
     """Show approximate message counts, and for how many seconds the oldest job has been due.
+
+    APP is a Harbor, named and found as for 'taskharbor worker': it has the queues of its tasks.
 
     The age comes from the store, since SQS reports ages only to CloudWatch. It counts from the time a
     job is due until a worker claims it, whether or not its message was sent.
     """
-    ages = _ages(url)
+    harbor = harbor_with_queues(app, queues)
+    ages = _ages(harbor, url)
     with sqs_transport() as transport:
-        depths = {name: transport.depth(name) for name in _all_names(queues)}
+        depths = {name: transport.depth(name) for name in _all_names(queues or harbor.queues)}
         rows = [
             {
                 "queue": name,
@@ -67,6 +77,7 @@ def status(*, queues: tuple[str, ...], url: str | None, as_json: bool) -> None:
 
 
 @sqs.command()
+@click.argument("app", required=False)
 @queues_option
 @click.option("--account", default="*", show_default=True, help="The AWS account id.")
 @click.option("--region", default="*", show_default=True, help="The region of the queues.")
@@ -75,26 +86,29 @@ def status(*, queues: tuple[str, ...], url: str | None, as_json: bool) -> None:
     type=click.Choice(["worker", "enqueuer", "setup"]),
     help="Print only the policy of this role, in the format of IAM.",
 )
-def policy(*, queues: tuple[str, ...], account: str, region: str, role: str | None) -> None:
-    """Print least-privilege IAM policies for each role, as JSON."""
+def policy(*, app: str | None, queues: tuple[str, ...] | None, account: str, region: str, role: str | None) -> None:
+    """Print least-privilege IAM policies for each role, as JSON, for the queues of APP or of -q."""
     import json
 
+    names = queues_of(app, queues)
     with sqs_transport() as transport:
-        roles = _policies(queues, lambda queue: f"arn:aws:sqs:{region}:{account}:{transport.name(queue)}")
+        roles = _policies(names, lambda queue: f"arn:aws:sqs:{region}:{account}:{transport.name(queue)}")
     click.echo(json.dumps(roles if role is None else roles[role], indent=2))
 
 
-def _ages(url: str | None) -> dict[str, float | None]:
-    from taskharbor.cli.store import open_driver
-    from taskharbor.settings import Settings
+def _ages(harbor: Harbor, url: str | None) -> dict[str, float | None]:
+    from taskharbor.settings import UrlMissing
     from taskharbor.views import queue_view
 
-    store_url = url or Settings.from_env().url
-    if store_url is None:
-        return {}
-    with open_driver(store_url) as driver:
-        now = driver.inspector.now()
-        return {queue.name: queue_view(queue, now=now)["oldest_age_seconds"] for queue in driver.inspector.queues()}
+    if url is not None:
+        harbor.use_store(url)
+    with harbor:
+        try:
+            inspector = harbor.driver.inspector
+        except UrlMissing:
+            return {}
+        now = inspector.now()
+        return {queue.name: queue_view(queue, now=now)["oldest_age_seconds"] for queue in inspector.queues()}
 
 
 def _all_names(queues: Sequence[str]) -> list[str]:

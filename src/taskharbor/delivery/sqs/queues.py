@@ -107,13 +107,22 @@ class QueueProvisioner:
         given = {attribute: value for attribute, value in wanted.items() if value}
         return str(self.call("CreateQueue", name, QueueName=name, Attributes=given)["QueueUrl"])
 
+    def differing(self, spec: QueueSpec) -> dict[str, tuple[str, str]]:
+        """Return the attributes of an existing queue that differ from *spec*, each as found and as wanted."""
+        return self._differing(spec.name, self._url(spec.name), self._wanted(spec))
+
     def _update(self, queue: str, url: str, wanted: Mapping[str, str]) -> None:
-        found = self._attributes(queue, url, "All")
-        differing = {name: value for name, value in wanted.items() if not _is_same(name, found.get(name, ""), value)}
-        if found.get("KmsMasterKeyId"):
-            differing.pop("SqsManagedSseEnabled", None)  # already encrypted with the user's own key
+        differing = self._differing(queue, url, wanted)
         if differing:
-            self.call("SetQueueAttributes", self.name(queue), QueueUrl=url, Attributes=differing)
+            attributes = {name: value for name, (_, value) in differing.items()}
+            self.call("SetQueueAttributes", self.name(queue), QueueUrl=url, Attributes=attributes)
+
+    def _differing(self, queue: str, url: str, wanted: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+        found = self._attributes(queue, url, "All")
+        pairs = {name: (found.get(name, ""), value) for name, value in wanted.items()}
+        if found.get("KmsMasterKeyId"):
+            del pairs["SqsManagedSseEnabled"]  # already encrypted with the user's own key
+        return {name: pair for name, pair in pairs.items() if not _is_same(name, *pair)}
 
     def _url(self, queue: str) -> str:
         name = self.name(queue)

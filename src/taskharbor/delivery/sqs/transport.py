@@ -8,6 +8,7 @@ from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from taskharbor.core.durations import Duration, as_timedelta
 from taskharbor.delivery.sqs import batches
 from taskharbor.delivery.sqs.error_codes import MISSING, is_stale
 from taskharbor.delivery.sqs.queues import PREFIX, QueueProvisioner, checked_prefix, sqs_name
@@ -19,6 +20,7 @@ from taskharbor.delivery.transport import (
     TransportRefused,
     TransportUnavailable,
 )
+from taskharbor.installation import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +32,6 @@ MAX_RECEIVE_WAIT: Final = timedelta(seconds=20)
 MAX_VISIBILITY: Final = timedelta(hours=12)
 _CLOSED: Final = "this transport is closed"
 _NO_BOTO: Final = "boto3 is not installed"
-_INSTALL: Final = "run: pip install 'taskharbor[sqs]'"
 _RECEIPT_ENTRY_BYTES: Final = 1_500  # an upper bound for an entry with a receipt handle
 
 
@@ -49,11 +50,11 @@ class SqsTransport:
         endpoint_url: str | None = None,
         region: str | None = None,
         pollers: int = 8,
-        answer_within: timedelta = timedelta(seconds=5),
+        answer_within: Duration = timedelta(seconds=5),
     ) -> None:
         self._prefix = checked_prefix(prefix)
         self._endpoint_url, self._region, self._pollers = endpoint_url, region, pollers
-        self._answer_within = answer_within
+        self._answer_within = as_timedelta(answer_within, "answer_within")
         self._urls: dict[str, str] = {}
         self._processes: dict[int, _Process] = {}
         self._is_closed = False
@@ -70,6 +71,10 @@ class SqsTransport:
 
     def ensure_queues(self, specs: Sequence[QueueSpec]) -> None:
         self._urls.update(QueueProvisioner(self._clients().call, self.name).ensure_queues(specs))
+
+    def differing_attributes(self, spec: QueueSpec) -> dict[str, tuple[str, str]]:
+        """Return the attributes of an existing queue that differ from *spec*, each as found and as wanted."""
+        return QueueProvisioner(self._clients().call, self.name).differing(spec)
 
     def send(self, queue: str, messages: Sequence[OutgoingMessage]) -> list[ItemFailure | None]:
         refused = [batches.rejection_of(message) for message in messages]
@@ -163,7 +168,7 @@ class SqsTransport:
         try:
             from taskharbor.delivery.sqs.client import SqsClients  # noqa: PLC0415  optional dependency, and slow to import
         except ModuleNotFoundError as error:
-            raise TransportRefused(_NO_BOTO, _INSTALL) from error
+            raise TransportRefused(_NO_BOTO, f"run: {install_command('sqs')}") from error
         return SqsClients(
             endpoint_url=self._endpoint_url,
             region=self._region,

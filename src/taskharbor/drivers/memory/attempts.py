@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from taskharbor.core.claims import refusal_reason
@@ -11,6 +13,9 @@ from taskharbor.core.model import Attempt, AttemptOutcome, Claim, DeadTaskEvent,
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
 from taskharbor.core.results import Death, Extended, RefusalReason, Refused, Settled
 from taskharbor.core.states import Event, Status, status_after
+from taskharbor.core.statistics import HOUR, MINUTE, Metric, begin_of
+from taskharbor.core.trace_context import ATTEMPT_TRACEPARENT
+from taskharbor.drivers.memory.inspector import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +79,9 @@ def record_attempt(
         outcome=outcome,
         failure=failure,
     )
-    tables.rows.attempts[job.id].setdefault(attempt_token, attempt)
+    kept = tables.rows.attempts[job.id].setdefault(attempt_token, attempt)
+    if kept is attempt and outcome in {AttemptOutcome.LOST, AttemptOutcome.CLOCK}:
+        tables.rows.tallies[Metric.ATTEMPTS, begin_of(now, MINUTE), job.queue, job.type, outcome.value] += 1
 
 
 def dead_letter(tables: Tables, job: Job, *, now: datetime, reason: str, error: str) -> Death:
@@ -90,6 +97,7 @@ def dead_letter(tables: Tables, job: Job, *, now: datetime, reason: str, error: 
         dispatch_at=None,
     )
     tables.put(dead, now=now)
+    tables.rows.dead_hours[dead.queue, dead.type, fingerprint(tables, dead) or "", begin_of(now, HOUR)] += 1
     event = DeadTaskEvent(
         job_id=dead.id,
         life=dead.life,
@@ -213,7 +221,8 @@ def _lease(tables: Tables, job: Job, claimant: Claimant, now: datetime) -> Claim
         dispatch_at=None,
         resends=0,
     )
-    return Claim(tables.put(leased, now=now), lease)
+    # A copy: a claimed job belongs to its worker.
+    return Claim(copy(tables.put(leased, now=now)), lease, is_reclaim=job.lease_token is not None)
 
 
 def extend(tables: Tables, held: Lease, lease: timedelta, now: datetime) -> Extended | JobNotFound | LeaseLost:
@@ -232,6 +241,11 @@ def save_progress(tables: Tables, held: Lease, progress: Progress, now: datetime
     return True
 
 
+def cancel_requested(tables: Tables, held: Lease, now: datetime) -> bool:
+    job = _held(tables, held, now)
+    return isinstance(job, Job) and job.cancel_requested_at is not None
+
+
 def settle(tables: Tables, lease: Lease, outcome: Outcome, now: datetime) -> Settled | JobNotFound | LeaseLost:
     before = _settled_before(tables, lease, outcome)
     if before is not None:
@@ -246,8 +260,7 @@ def settle(tables: Tables, lease: Lease, outcome: Outcome, now: datetime) -> Set
         exhausted=ended.is_exhausted,
         cancel_requested=ended.cancel_requested_at is not None,
     )
-    _store_outcome(tables, ended, status, outcome, now)
-    if outcome.event is not Event.ACK:
+    if outcome.event is not Event.ACK:  # before the job is stored: the group of a dead letter is that of its attempt
         record_attempt(
             tables,
             job,
@@ -257,6 +270,7 @@ def settle(tables: Tables, lease: Lease, outcome: Outcome, now: datetime) -> Set
             outcome=outcome.attempt_outcome,
             failure=outcome.recorded_failure,
         )
+    _store_outcome(tables, ended, status, outcome, now)
     return Settled(job.id, status)
 
 
@@ -284,11 +298,15 @@ def _settled_before(tables: Tables, lease: Lease, outcome: Outcome) -> Status | 
 
 
 def _end_attempt(job: Job, outcome: Outcome) -> Job:
-    """Remove the lease, and do not count the attempt of a snooze or of a release within the bound."""
+    """Remove the lease, keep the trace context, and do not count a snooze or a release within the bound."""
     is_release = outcome.event is Event.RELEASE
     is_uncounted = outcome.event is Event.SNOOZE or (is_release and job.releases < outcome.bound)
+    metadata = job.metadata
+    if outcome.traceparent is not None and outcome.event is not Event.ACK:
+        metadata = MappingProxyType({**metadata, ATTEMPT_TRACEPARENT: outcome.traceparent})
     return replace(
         job,
+        metadata=metadata,
         attempt_count=job.attempt_count - is_uncounted,
         releases=job.releases + is_release,
         settled_token=job.lease_token,

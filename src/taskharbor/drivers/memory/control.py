@@ -6,9 +6,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from taskharbor.drivers.memory.tables import QueuePause
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
     from taskharbor.drivers.memory.tables import Tables
@@ -18,15 +20,10 @@ class MemoryControl:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    def pause(self, queues: Sequence[str], *, by: str) -> list[bool]:
+    def pause(self, queues: Sequence[str], *, by: str, reason: str = "", lasts: timedelta | None = None) -> list[bool]:
         with self._tables.statement() as now:
-            return [self._pause(queue, by, now) for queue in queues]
-
-    def _pause(self, queue: str, by: str, now: datetime) -> bool:
-        if queue in self._tables.rows.paused:
-            return False
-        self._tables.rows.paused[queue] = (now, by)
-        return True
+            pause = QueuePause(now, by, reason, None if lasts is None else now + lasts)
+            return [self._tables.rows.paused.setdefault(queue, pause) is pause for queue in queues]
 
     def resume(self, queues: Sequence[str]) -> list[bool]:
         with self._tables.statement():
@@ -40,7 +37,11 @@ class MemoryControl:
 
     def delete_schedules(self, names: Sequence[str]) -> list[bool]:
         with self._tables.statement():
-            return [self._tables.rows.schedules.pop(name, None) is not None for name in names]
+            return [self._delete_schedule(name) for name in names]
+
+    def _delete_schedule(self, name: str) -> bool:
+        self._tables.rows.runs.pop(name, None)
+        return self._tables.rows.schedules.pop(name, None) is not None
 
     def pause_schedules(self, names: Sequence[str]) -> list[bool]:
         with self._tables.statement() as now:
@@ -65,8 +66,16 @@ class MemoryControl:
             return is_changed
 
     def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
-        with self._tables.statement():
+        with self._tables.statement() as now:
+            if any(key.parent is not None for key in keys):
+                self._remove_sessions(now)
             return [self._add_key(key) for key in keys]
+
+    def _remove_sessions(self, now: datetime) -> None:
+        known = self._tables.rows.api_keys
+        for key in [*known.values()]:
+            if key.parent is not None and key.expires_at is not None and key.expires_at <= now:
+                del known[key.id]
 
     def _add_key(self, key: ApiKey) -> bool:
         if key.id in self._tables.rows.api_keys:
@@ -76,14 +85,14 @@ class MemoryControl:
 
     def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
         with self._tables.statement() as now:
-            return [self._revoke(each, now) for each in ids]
-
-    def _revoke(self, key_id: str, now: datetime) -> bool:
-        key = self._tables.rows.api_keys.get(key_id)
-        if key is None or key.revoked_at is not None:
-            return False
-        self._tables.rows.api_keys[key_id] = replace(key, revoked_at=now)
-        return True
+            keys = self._tables.rows.api_keys
+            revoked = {
+                key.id: replace(key, revoked_at=now)
+                for key in keys.values()
+                if key.revoked_at is None and (key.id in ids or key.parent in ids)
+            }
+            keys.update(revoked)
+            return [key_id in revoked for key_id in ids]
 
     def note_key_use(self, ids: Sequence[str]) -> None:
         with self._tables.statement() as now:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,12 @@ from taskharbor.core.model import Claim, Lease
 from taskharbor.core.request import validate_requeue
 from taskharbor.drivers.memory import attempts
 from taskharbor.drivers.memory import jobs as job_rows
+from taskharbor.drivers.memory.attempt_logs import MemoryAttemptLogs
 from taskharbor.drivers.memory.attempts import is_expired
 from taskharbor.drivers.memory.control import MemoryControl
 from taskharbor.drivers.memory.inspector import MemoryInspector
 from taskharbor.drivers.memory.maintenance import MemoryMaintenance
+from taskharbor.drivers.memory.operations import MemoryOperations
 from taskharbor.drivers.memory.tables import Tables
 from taskharbor.drivers.records import RequeueChange
 from taskharbor.runtime import SystemClock
@@ -52,10 +55,15 @@ class MemoryDriver:
     """
 
     def __init__(self, *, clock: Clock | None = None) -> None:
-        self._tables = Tables(clock or SystemClock())
-        self.maintenance = MemoryMaintenance(self._tables)
-        self.inspector = MemoryInspector(self._tables)
-        self.control = MemoryControl(self._tables)
+        self._keep_in(Tables(clock or SystemClock()))
+
+    def _keep_in(self, tables: Tables) -> None:
+        self._tables = tables
+        self.maintenance = MemoryMaintenance(tables)
+        self.inspector = MemoryInspector(tables)
+        self.control = MemoryControl(tables)
+        self.attempt_logs = MemoryAttemptLogs(tables)
+        self.operations = MemoryOperations(tables)
 
     @property
     def statements(self) -> int:
@@ -66,8 +74,8 @@ class MemoryDriver:
         """Combine the calls of this thread into one transaction. An error rolls all of them back."""
         return self._tables.transaction()
 
-    def listen(self, queues: Collection[str]) -> MemoryListener:
-        return self._tables.notifier.listen(queues)
+    def listen(self, queues: Collection[str], *, worker: str | None = None) -> MemoryListener:
+        return self._tables.notifier.listen(queues, worker)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         with self._tables.statement() as now:
@@ -131,11 +139,15 @@ class MemoryDriver:
         with self._tables.statement() as now:
             return [attempts.save_progress(self._tables, held, progress, now) for held, progress in notes]
 
+    def cancel_requested(self, leases: Sequence[Lease]) -> list[bool]:
+        with self._tables.statement() as now:
+            return [attempts.cancel_requested(self._tables, held, now) for held in leases]
+
     def read_back(self, tokens: Sequence[Token]) -> list[Claim]:
         with self._tables.statement() as now:
             inflight = [self._tables.rows.jobs[job_id] for job_id in sorted(self._tables.rows.inflight)]
             return [
-                Claim(job, Lease(job.id, job.lease_token, job.lease_expires_at))
+                Claim(copy(job), Lease(job.id, job.lease_token, job.lease_expires_at))
                 for job in inflight
                 if job.lease_token is not None and job.lease_token in tokens
                 if job.lease_expires_at is not None and not is_expired(job, now)
@@ -158,9 +170,9 @@ class MemoryDriver:
         job_ids: Sequence[JobId],
         *,
         token: Token,
-        budget: int,
         by: str,
         reason: str,
+        budget: int | None = None,
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,

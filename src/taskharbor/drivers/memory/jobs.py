@@ -13,6 +13,7 @@ from taskharbor.core.results import Declined, Dispatch, Enqueued, Sent, Transiti
 from taskharbor.core.states import Event, Status, next_statuses
 from taskharbor.drivers.memory.attempts import record_attempt
 from taskharbor.drivers.memory.tables import KeyHolder
+from taskharbor.drivers.notices import cancel_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,6 +128,7 @@ def cancel(tables: Tables, job_id: JobId, now: datetime) -> Answer:
         return IllegalTransition(job_id, job.status, Event.CANCEL)
     if job.status is Status.PROCESSING:
         moved = replace(job, cancel_requested_at=job.cancel_requested_at or now)
+        tables.rows.topics.add(cancel_topic(job.worker_id or ""))
     else:
         moved = replace(job, status=Status.CANCELED, completed_at=now, dispatch_at=None)
     return Transitioned(job_id, tables.put(moved, now=now).status)
@@ -156,7 +158,7 @@ def requeue(tables: Tables, job_id: JobId, new: RequeueChange, *, due: datetime,
         status=Status.PENDING,
         payload=job.payload if new.payload is None else new.payload,
         life=job.life + 1,
-        max_attempts=job.attempt_count + new.budget,
+        max_attempts=job.attempt_count + (new.budget or _attempts_of_life(tables, job)),
         scheduled_for=due,
         cancel_requested_at=None,
         dead_at=None,
@@ -171,6 +173,14 @@ def requeue(tables: Tables, job_id: JobId, new: RequeueChange, *, due: datetime,
         progress=None,
     )
     return Transitioned(job_id, tables.put(revived, now=now).status)
+
+
+def _attempts_of_life(tables: Tables, job: Job) -> int:
+    """Return how many attempts the current life of *job* allows: its maximum, less what earlier lives have used."""
+    history = tables.rows.attempts.get(job.id, {}).values()
+    return job.max_attempts - sum(
+        each.attempt for each in history if each.event is Event.REQUEUE and each.life == job.life - 1
+    )
 
 
 def reschedule(

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from taskharbor.core.model import PUBLISHER_NOTED
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
 from taskharbor.core.results import Expired, Published
+from taskharbor.core.schedule_runs import KEPT_RUNS
 from taskharbor.core.states import Event, Status, status_after
+from taskharbor.drivers.memory import statistics
 from taskharbor.drivers.memory.attempts import clock_hold_until, dead_letter, is_expired, lost_attempt, record_attempt
 from taskharbor.drivers.memory.jobs import insert
 from taskharbor.drivers.memory.tables import ClockJump
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import JobId
+    from taskharbor.core.messages import DeliveryNote
     from taskharbor.core.model import Job, NewJob, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.core.results import Death, Unpublished
+    from taskharbor.core.results import Death, Refusal, Unpublished
+    from taskharbor.core.schedule_runs import ScheduleRun
+    from taskharbor.core.statistics import StatisticTally
     from taskharbor.drivers.memory.tables import Tables
 
 
@@ -131,13 +136,39 @@ class MemoryMaintenance:
         with self._tables.statement() as now:
             self._tables.rows.workers[worker.id] = replace(worker, seen_at=now)
 
-    def prune_workers(self, *, unseen_for: timedelta) -> int:
+    def record_delivery(self, notes: Sequence[DeliveryNote]) -> None:
         with self._tables.statement() as now:
-            workers = self._tables.rows.workers
-            silent = [w.id for w in workers.values() if w.seen_at is not None and w.seen_at <= now - unseen_for]
+            self._tables.rows.delivery |= {(note.queue, note.role): replace(note, seen_at=now) for note in notes}
+
+    def remove_worker(self, worker_id: str) -> None:
+        with self._tables.statement() as now:
+            stopped = self._tables.rows.workers.pop(worker_id, None)
+            if stopped is not None:
+                self._tables.rows.past_workers[worker_id] = replace(stopped, stopped_at=now)
+
+    def prune_workers(self, *, unseen_for: timedelta, keep: timedelta) -> int:
+        with self._tables.statement() as now:
+            workers, past = self._tables.rows.workers, self._tables.rows.past_workers
+            silent = {w.id: w for w in workers.values() if w.seen_at is not None and w.seen_at <= now - unseen_for}
+            past |= silent
             for worker_id in silent:
                 del workers[worker_id]
+            for worker_id in [w.id for w in past.values() if w.seen_at is not None and w.seen_at <= now - keep]:
+                del past[worker_id]
             return len(silent)
+
+    def record_refusals(self, refusals: Sequence[Refusal]) -> None:
+        with self._tables.statement() as now:
+            for each in refusals:
+                if self._has_attempt(each):
+                    self._tables.rows.refusals.setdefault((each.job_id, each.token), replace(each, at=now))
+
+    def _has_attempt(self, refusal: Refusal) -> bool:
+        """Return whether the attempt has a row, or will get one because its lease has expired."""
+        rows = self._tables.rows
+        job = rows.jobs.get(refusal.job_id)
+        is_held = job is not None and job.lease_token == refusal.token
+        return is_held or refusal.token in rows.attempts.get(refusal.job_id, {})
 
     def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
         with self._tables.statement() as now:
@@ -197,14 +228,27 @@ class MemoryMaintenance:
                 outbox[row.event.event_id] = replace(row, given_up_at=now, last_error=reason)
             return len(closed)
 
-    def due_schedules(self, *, limit: int) -> list[Schedule]:
+    def due_schedules(self, *, limit: int, alive_within: timedelta) -> list[Schedule]:
         with self._tables.statement() as now:
+            declared = self._declared_schedules(now - alive_within)
             live = [each for each in self._tables.rows.schedules.values() if each.paused_at is None]
-            due = [(each.next_at, each.name, each) for each in live if each.next_at is not None and each.next_at <= now]
+            ours = [each for each in live if each.declared_at is None or each.name in declared]
+            due = [(each.next_at, each.name, each) for each in ours if each.next_at is not None and each.next_at <= now]
             return [each for _, _, each in sorted(due, key=lambda entry: entry[:2])][:limit]
 
+    def _declared_schedules(self, since: datetime) -> set[str]:
+        workers = self._tables.rows.workers.values()
+        alive = [each for each in workers if each.seen_at is not None and each.seen_at > since]
+        return {name for each in alive for name in each.schedules}
+
     def advance_schedule(
-        self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
+        self,
+        name: str,
+        *,
+        fired: datetime,
+        next_at: datetime | None,
+        jobs: Sequence[NewJob] = (),
+        runs: Sequence[ScheduleRun] = (),
     ) -> bool:
         with self._tables.transaction(), self._tables.statement() as now:
             schedule = self._tables.rows.schedules.get(name)
@@ -216,12 +260,43 @@ class MemoryMaintenance:
             self._tables.rows.schedules[name] = moved
             for job in jobs:
                 insert(self._tables, job, now, repeat=False)
+            self._add_runs(runs, now)
             return True
+
+    def record_runs(self, runs: Sequence[ScheduleRun]) -> None:
+        with self._tables.statement() as now:
+            self._add_runs(runs, now)
+
+    def _add_runs(self, runs: Sequence[ScheduleRun], now: datetime) -> None:
+        rows = self._tables.rows
+        for run in runs:
+            if run.schedule in rows.schedules:
+                rows.runs[run.schedule] = (*rows.runs[run.schedule], replace(run, at=now))[-KEPT_RUNS:]
+
+    def prune_schedules(self, *, undeclared_for: timedelta, alive_within: timedelta) -> int:
+        with self._tables.statement() as now:
+            schedules, declared = self._tables.rows.schedules, self._declared_schedules(now - alive_within)
+            bound = {each.name: each.declared_at for each in schedules.values() if each.declared_at is not None}
+            schedules.update({name: replace(schedules[name], declared_at=now) for name in bound if name in declared})
+            old = [name for name, at in bound.items() if name not in declared and at <= now - undeclared_for]
+            removed = [name for name in old if schedules[name].paused_at is None]
+            for name in removed:
+                del schedules[name]
+                self._tables.rows.runs.pop(name, None)
+            return len(removed)
+
+    def resume_paused(self) -> list[str]:
+        with self._tables.statement() as now:
+            paused = self._tables.rows.paused
+            ended = sorted(name for name, each in paused.items() if each.until is not None and each.until <= now)
+            for name in ended:
+                del paused[name]
+            return ended
+
+    def record_statistics(self, tallies: Sequence[StatisticTally], *, version: str | None = None) -> None:
+        with self._tables.statement() as now:
+            statistics.record(self._tables, now, tallies, version=version)
 
     def roll_up(self, *, keep: timedelta) -> int:
         with self._tables.statement() as now:
-            finished = self._tables.rows.finished
-            old = [entry for entry in finished if entry[0] < now - keep]
-            for entry in old:
-                del finished[entry]
-            return len({minute for minute, _, _ in old})
+            return statistics.roll_up(self._tables, now, keep=keep)

@@ -7,21 +7,28 @@ import threading
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import Status
+from taskharbor.core.statistics import MINUTE, Metric, begin_of
+from taskharbor.drivers.notices import Notice, NoticeInbox
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-    from datetime import timedelta
 
     from taskharbor.core.clocks import Clock
     from taskharbor.core.ids import Token
+    from taskharbor.core.log_lines import AttemptLines
+    from taskharbor.core.messages import DeliveryNote, DeliveryRole
     from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, OutboxRow, Schedule, WorkerRecord
+    from taskharbor.core.operations import Operation, OperationId
+    from taskharbor.core.results import Refusal
+    from taskharbor.core.schedule_runs import ScheduleRun
+    from taskharbor.core.statistics import AppVersion
 
 Entry = tuple[int, datetime, JobId]
 _FORKED: Final = "a memory store cannot be used after a fork; create it in the process that uses it"
@@ -29,14 +36,14 @@ _MAX_STALE_ENTRIES: Final = 1_000
 
 
 class MemoryNotifier:
-    """The listeners of one store. Wakes those of the queues that have new jobs."""
+    """The listeners of one store."""
 
     def __init__(self) -> None:
         self._listeners: frozenset[MemoryListener] = frozenset()
         self._changing = threading.Lock()
 
-    def listen(self, queues: Collection[str]) -> MemoryListener:
-        listener = MemoryListener(queues, self)
+    def listen(self, queues: Collection[str], worker: str | None) -> MemoryListener:
+        listener = MemoryListener(queues, worker, self)
         with self._changing:
             self._listeners |= {listener}
         return listener
@@ -45,27 +52,22 @@ class MemoryNotifier:
         with self._changing:
             self._listeners -= {listener}
 
-    def notify(self, queues: Collection[str]) -> None:
+    def notify(self, topics: Collection[str]) -> None:
         # No lock needed: adding and removing replace the frozen set.
         for listener in self._listeners:
-            if not listener.queues.isdisjoint(queues):
-                listener.wake()
+            listener.inbox.notify(topics)
 
 
 class MemoryListener:
-    def __init__(self, queues: Collection[str], notifier: MemoryNotifier) -> None:
-        self.queues = frozenset(queues)
+    def __init__(self, queues: Collection[str], worker: str | None, notifier: MemoryNotifier) -> None:
+        self.inbox = NoticeInbox(queues, worker)
         self._notifier = notifier
-        self._woken = threading.Event()
 
-    def wait(self, timeout: timedelta) -> bool:
-        is_woken = self._woken.wait(timeout.total_seconds())
-        # Clear it before the caller searches for jobs: a later notification ends the next wait.
-        self._woken.clear()
-        return is_woken
+    def wait(self, timeout: timedelta) -> Notice:
+        return self.inbox.wait(timeout)
 
     def wake(self) -> None:
-        self._woken.set()
+        self.inbox.put(Notice.ALL)
 
     def close(self) -> None:
         self._notifier.remove(self)
@@ -86,6 +88,25 @@ class ClockJump:
     before: datetime
     after: datetime
     hold: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePause:
+    """When and by whom a queue was paused, why, and when it is resumed."""
+
+    at: datetime
+    by: str
+    reason: str
+    until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many jobs of a queue waited and ran at a roll-up, and for how long the oldest had been due."""
+
+    waiting: int
+    running: int
+    oldest_age: timedelta | None
 
 
 @dataclass(slots=True)
@@ -124,19 +145,35 @@ class Rows:
     inflight: set[JobId] = field(default_factory=set)
     keys: dict[tuple[str, str], KeyHolder] = field(default_factory=dict)
     attempts: defaultdict[JobId, dict[Token, Attempt]] = field(default_factory=lambda: defaultdict(dict))
+    logs: defaultdict[JobId, dict[Token, AttemptLines]] = field(default_factory=lambda: defaultdict(dict))
     outbox: dict[str, OutboxRow] = field(default_factory=dict)
     counts: Counter[tuple[str, Status]] = field(default_factory=Counter)
     finished: Counter[tuple[datetime, str, Status]] = field(default_factory=Counter)
-    paused: dict[str, tuple[datetime, str]] = field(default_factory=dict)
+    arrived: Counter[str] = field(default_factory=Counter)
+    """How many jobs of each queue arrived since the last roll-up."""
+    tallies: Counter[tuple[Metric, datetime, str, str, str]] = field(default_factory=Counter)
+    """What was counted since the last roll-up, by metric, minute, queue, type and key."""
+    statistics: Counter[tuple[timedelta, Metric, datetime, str, str, str]] = field(default_factory=Counter)
+    """The same by step."""
+    depths: dict[tuple[datetime, str], Depth] = field(default_factory=dict)
+    dead_hours: Counter[tuple[str, str, str, datetime]] = field(default_factory=Counter)
+    versions: dict[str, AppVersion] = field(default_factory=dict)
+    paused: dict[str, QueuePause] = field(default_factory=dict)
     duties: dict[str, datetime] = field(default_factory=dict)
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
+    past_workers: dict[str, WorkerRecord] = field(default_factory=dict)
+    refusals: dict[tuple[JobId, Token], Refusal] = field(default_factory=dict)
+    delivery: dict[tuple[str, DeliveryRole], DeliveryNote] = field(default_factory=dict)
     schedules: dict[str, Schedule] = field(default_factory=dict)
+    runs: defaultdict[str, tuple[ScheduleRun, ...]] = field(default_factory=lambda: defaultdict(tuple))
+    """The runs of each schedule, oldest first."""
     api_keys: dict[str, ApiKey] = field(default_factory=dict)
     audit: dict[Token, AuditEntry] = field(default_factory=dict)
+    operations: dict[OperationId, Operation] = field(default_factory=dict)
     jump: ClockJump | None = None
     publisher_seen_at: datetime | None = None
-    ready_queues: set[str] = field(default_factory=set)
-    """Queues with new ready jobs whose listeners are not yet notified. A rollback restores this, too."""
+    topics: set[str] = field(default_factory=set)
+    """Queues with new ready jobs, and cancel requests, that listeners must be notified of. A rollback restores it."""
 
     def copy(self) -> Self:
         return type(self)(**{each.name: _copied(getattr(self, each.name)) for each in fields(self)})
@@ -189,16 +226,16 @@ class Tables:
 
     @contextmanager
     def _hold(self) -> Iterator[None]:
-        """Hold the lock. When the outermost hold ends, notify the listeners of queues with new ready jobs."""
+        """Hold the lock. When the outermost hold ends, notify the listeners."""
         with self._lock:
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
-                if not self._depth and self.rows.ready_queues:
-                    self.notifier.notify(self.rows.ready_queues)
-                    self.rows.ready_queues.clear()
+                if not self._depth and self.rows.topics:
+                    self.notifier.notify(self.rows.topics)
+                    self.rows.topics.clear()
 
     def put(self, job: Job, *, now: datetime) -> Job:
         """Store a job, and update the ready queues, counts and aggregates."""
@@ -212,10 +249,14 @@ class Tables:
             rows.ready[job.queue].add(job)
             self._drop_stale_entries(job.queue)
             if job.scheduled_for <= now:
-                rows.ready_queues.add(job.queue)
+                rows.topics.add(job.queue)
         _set_member(rows.inflight, job.id, job.status is Status.PROCESSING)
         if job.status.is_final:
-            rows.finished[now.replace(second=0, microsecond=0), job.queue, job.status] += 1
+            minute = begin_of(now, MINUTE)
+            rows.finished[minute, job.queue, job.status] += 1
+            rows.tallies[Metric.ENDED, minute, job.queue, "", job.status.value] += 1
+        elif old is None or old.status.is_final:
+            rows.arrived[job.queue] += 1
         return job
 
     def _drop_stale_entries(self, queue: str) -> None:
@@ -227,11 +268,13 @@ class Tables:
                 self.rows.ready[queue].add(self.rows.jobs[job_id])
 
     def remove(self, job: Job) -> None:
-        """Remove a job with its attempts, events and idempotency key."""
+        """Remove a job with its attempts, refusals, log lines, events and idempotency key."""
         rows = self.rows
         del rows.jobs[job.id]
         rows.counts[job.queue, job.status] -= 1
-        rows.attempts.pop(job.id, None)
+        for token in rows.attempts.pop(job.id, {}):
+            rows.refusals.pop((job.id, token), None)
+        rows.logs.pop(job.id, None)
         for event_id in [each for each, row in rows.outbox.items() if row.event.job_id == job.id]:
             del rows.outbox[event_id]
         if job.idempotency_key is not None:

@@ -1,81 +1,24 @@
-"""Statements that claim jobs by queue, by id, or after an expired lease; scan cursors for large batches."""
+"""Statements that claim jobs by queue, by id, or after an expired lease."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from taskharbor.core.claims import refusal_reason
 from taskharbor.core.results import RefusalReason, Refused
-from taskharbor.drivers.postgres.rows import JOB, NOW, claimed, job
+from taskharbor.drivers.backlogs import HEAD_JOBS, QueueHead
+from taskharbor.drivers.postgres.rows import CLAIMED, JOB, NOW, claims, job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime, timedelta
+    from datetime import timedelta
 
     from taskharbor.core.claims import Claimant
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
+    from taskharbor.drivers.backlogs import Position
     from taskharbor.drivers.postgres.pool import PostgresPool, Row
-
-MIN_CURSOR_BATCH: Final = 50
-"""Smaller batches always scan from the head: they gain little, and keep the exact order."""
-MIN_RESCAN_SECONDS: Final = 1.0  # between two scans from the head of a queue
-RESCAN_COST_FACTOR: Final = 50
-"""The pause after a scan from the head, as a multiple of the time it took beyond a batch from a cursor.
-
-Such a scan past 300,000 dead entries takes 40 ms; once a second, that would slow a drain considerably.
-"""
-MAX_RESCAN_SECONDS: Final = 10.0  # after which the head is scanned regardless of its cost
-
-
-@dataclass(frozen=True, slots=True)
-class _CursorState:
-    position: Position
-    rescan_at: float
-    usual_seconds: float  # of a batch from a cursor; a scan from the head takes longer by the cost of dead entries
-
-
-@dataclass(frozen=True, slots=True)
-class ScanStart:
-    """The position after which a batch starts (None: the head of the queue), and when it was requested."""
-
-    position: Position | None
-    requested_at: float
-
-
-class ScanCursors:
-    """The keyset position of each queue at which its last batch ended, so that the next batch starts there.
-
-    Claimed jobs leave dead index entries at the head of a queue. Every scan from the head must
-    pass them until VACUUM removes them, and VACUUM removes none while an old snapshot is open,
-    so a drain would slow down continuously. Jobs that arrive before the position are found
-    after one second (up to ten if a scan from the head is slow), or as soon as a batch is not
-    full. Only the order of jobs within that time is affected.
-    """
-
-    def __init__(self) -> None:
-        self._cursors: dict[str, _CursorState] = {}
-
-    def start(self, queue: str, limit: int) -> ScanStart:
-        """Return the position after which the next batch of *limit* jobs starts."""
-        cursor, now = self._cursors.get(queue), time.monotonic()
-        is_at_head = limit < MIN_CURSOR_BATCH or cursor is None or now >= cursor.rescan_at
-        return ScanStart(None if is_at_head or cursor is None else cursor.position, now)
-
-    def note(self, queue: str, claims: Sequence[Claim], *, limit: int, start: ScanStart) -> None:
-        """Record the *claims* of a batch of *limit* jobs that started at *start*."""
-        known, now = self._cursors.get(queue), time.monotonic()
-        seconds = now - start.requested_at
-        if limit < MIN_CURSOR_BATCH or len(claims) < limit:
-            self._cursors.pop(queue, None)
-        elif start.position is None or known is None:
-            usual = seconds if known is None else known.usual_seconds
-            pause = min(max(MIN_RESCAN_SECONDS, RESCAN_COST_FACTOR * (seconds - usual)), MAX_RESCAN_SECONDS)
-            self._cursors[queue] = _CursorState(position_of(claims[-1]), now + pause, usual)
-        else:
-            self._cursors[queue] = _CursorState(position_of(claims[-1]), known.rescan_at, seconds)
 
 
 def _parameters(claimant: Claimant) -> dict[str, Any]:
@@ -135,7 +78,7 @@ _DUE: Final[LiteralString] = f"""
            SELECT job.id
              FROM th_jobs_waiting AS job
             WHERE job.queue = %(queue)s
-              AND job.scheduled_for <= {NOW}
+              AND job.scheduled_for <= {NOW} - %(min_wait)s
               AND (job.status <> 'ENQUEUED' OR job.scheduled_for < {NOW} - %(overdue_after)s)
               AND job.attempt_count < job.max_attempts
               AND {_HANDLED_OR_LATE}
@@ -146,12 +89,12 @@ _IN_ORDER: Final[LiteralString] = f"""
             LIMIT %(limit)s
               FOR UPDATE SKIP LOCKED
            ))
-    RETURNING {JOB}
+    RETURNING {CLAIMED}
 """
 _CLAIM_DUE: Final[LiteralString] = _DUE + _IN_ORDER
-_OVERDUE: Final[LiteralString] = f"""
+_CLAIM_BEFORE: Final[LiteralString] = f"""
     {_DUE}
-              AND job.scheduled_for <= {NOW} - %(overdue_after)s
+              AND job.priority < %(priority)s
     {_IN_ORDER}
 """
 _CLAIM_AFTER: Final[LiteralString] = f"""
@@ -169,36 +112,57 @@ def claim_due(
     *,
     limit: int,
     overdue_after: timedelta,
-    after: Position | None,
+    min_wait: timedelta,
+    asynchronous: bool,
+    after: Position | None = None,
+    before: int | None = None,
 ) -> list[Claim]:
-    """Claim due jobs in order, from the head of the queue or after a position in it."""
-    parameters = _parameters(claimant) | {"queue": queue, "limit": max(limit, 0), "overdue_after": overdue_after}
-    if after is None:
-        rows = connections.fetch(_CLAIM_DUE, **parameters)
-    else:
-        position = {"priority": after[0], "scheduled_for": after[1], "id": after[2]}
-        rows = connections.fetch(_CLAIM_AFTER, **parameters | position)
-    return _in_order(rows)
+    """Claim jobs that have been due for *min_wait*, in order: after a position, or of a priority below *before*."""
+    parameters = _parameters(claimant) | {
+        "queue": queue, "limit": max(limit, 0), "overdue_after": overdue_after, "min_wait": min_wait
+    }  # fmt: skip
+    statement = _CLAIM_DUE
+    if before is not None:
+        statement = _CLAIM_BEFORE
+        parameters["priority"] = before
+    elif after is not None:
+        statement = _CLAIM_AFTER
+        parameters |= {"priority": after[0], "scheduled_for": after[1], "id": after[2]}
+    rows = connections.fetch(_asynchronous(statement) if asynchronous else statement, **parameters)
+    rows.sort()
+    return claims(rows, queue, claimant)
 
 
-def claim_overdue(
-    connections: PostgresPool, queue: str, claimant: Claimant, *, limit: int, overdue_after: timedelta
-) -> list[Claim]:
-    """Claim jobs of any waiting status that have been due for *overdue_after*."""
-    parameters = _parameters(claimant) | {"queue": queue, "limit": max(limit, 0), "overdue_after": overdue_after}
-    return _in_order(connections.fetch(_OVERDUE, **parameters))
+# The subquery runs once, before the first row is changed. The setting ends with the transaction, so that this works
+# behind a pooler, and needs no connections of its own.
+_WITHOUT_FLUSH: Final[LiteralString] = "AND (SELECT set_config('synchronous_commit', 'off', true)) = 'off'"
 
 
-def _in_order(rows: list[Row]) -> list[Claim]:
-    rows.sort(key=lambda row: (row[3], row[6], row[0].int))
-    return [claimed(row) for row in rows]
+@cache
+def _asynchronous(statement: LiteralString) -> LiteralString:
+    """Return *statement* with a commit that does not wait for the disk (ADR 0021)."""
+    return statement.replace("RETURNING", f"{_WITHOUT_FLUSH}\n    RETURNING")
 
 
-Position = tuple[int, "datetime", "JobId"]
+_HEAD: Final[LiteralString] = f"""
+    SELECT count(*) FILTER (WHERE NOT head.handled), min(head.priority) FILTER (WHERE NOT head.handled), {NOW}
+      FROM (
+           SELECT job.priority, coalesce({_HANDLED_OR_LATE}, false) AS handled
+             FROM th_jobs_waiting AS job
+            WHERE job.queue = %(queue)s
+              AND job.scheduled_for <= {NOW} - %(min_wait)s
+              AND job.attempt_count < job.max_attempts
+            ORDER BY job.priority, job.scheduled_for, job.id
+            LIMIT %(limit)s
+           ) AS head
+"""
 
 
-def position_of(claim: Claim) -> Position:
-    return claim.job.priority, claim.job.scheduled_for, claim.job.id
+def read_head(connections: PostgresPool, queue: str, claimant: Claimant, *, min_wait: timedelta) -> QueueHead:
+    """Read how many of the first due jobs *claimant* leaves for other workers."""
+    parameters = _parameters(claimant) | {"queue": queue, "min_wait": min_wait, "limit": HEAD_JOBS}
+    [row] = connections.fetch(_HEAD, **parameters)
+    return QueueHead(*row)
 
 
 _RECLAIM: Final[LiteralString] = f"""
@@ -221,14 +185,18 @@ _RECLAIM: Final[LiteralString] = f"""
            {_SET_CLAIMED} - ended.clock
       FROM ended
      WHERE job.id = ANY (ARRAY[ended.id])
-    RETURNING {JOB}, ended.lease_expires_at
+    RETURNING {CLAIMED}, ended.lease_expires_at
 """
 
 
-def reclaim_expired(connections: PostgresPool, queue: str, claimant: Claimant, *, limit: int) -> list[Claim]:
+def reclaim_expired(
+    connections: PostgresPool, queue: str, claimant: Claimant, *, limit: int, asynchronous: bool
+) -> list[Claim]:
     """Claim jobs whose lease has expired, in the order of expiry."""
-    rows = connections.fetch(_RECLAIM, **_parameters(claimant), queue=queue, limit=max(limit, 0))
-    return [claimed(row) for row in sorted(rows, key=lambda row: (row[-1], row[0]))]
+    statement = _asynchronous(_RECLAIM) if asynchronous else _RECLAIM
+    rows = connections.fetch(statement, **_parameters(claimant), queue=queue, limit=max(limit, 0))
+    rows.sort(key=lambda row: (row[-1], row[2]))
+    return claims([row[:-1] for row in rows], queue, claimant, reclaims=[True] * len(rows))
 
 
 _CLAIM: Final[LiteralString] = f"""
@@ -263,19 +231,21 @@ _CLAIM: Final[LiteralString] = f"""
       FROM free
      WHERE job.id = ANY (ARRAY[free.id])
        AND job.status IN ('ENQUEUED', 'PROCESSING')
-    RETURNING {JOB}
+    RETURNING {CLAIMED}, free.status = 'PROCESSING'
 """
 
 
 def claim(connections: PostgresPool, queue: str, job_ids: Sequence[JobId], claimant: Claimant) -> list[Claim | Refused]:
     parameters = _parameters(claimant) | {"queue": queue, "ids": list(dict.fromkeys(job_ids))}
-    claims = {row[0]: claimed(row) for row in connections.fetch(_CLAIM, **parameters)}
-    if len(claims) == len(job_ids):
-        return [claims[each] for each in job_ids]
+    rows = connections.fetch(_CLAIM, **parameters)
+    claimed = claims([row[:-1] for row in rows], queue, claimant, reclaims=[row[-1] for row in rows])
+    made = {each.job.id: each for each in claimed}
+    if len(made) == len(job_ids):
+        return [made[each] for each in job_ids]
     # Read why the others were refused. An id that was passed twice is claimed once and refused the second time.
-    unclaimed = [each for n, each in enumerate(job_ids) if each not in claims or each in job_ids[:n]]
+    unclaimed = [each for n, each in enumerate(job_ids) if each not in made or each in job_ids[:n]]
     refused = _refused(connections, queue, unclaimed, claimant)
-    return [claims.pop(each) if each in claims else refused[each] for each in job_ids]
+    return [made.pop(each) if each in made else refused[each] for each in job_ids]
 
 
 _REFUSAL_FACTS: Final[LiteralString] = f"""

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from taskharbor.core.errors import IllegalTransition, JobNotFound
 from taskharbor.core.results import Transitioned
 from taskharbor.core.states import Event, Status
-from taskharbor.drivers.postgres.rows import KEY_USE_VERSION, NOW
+from taskharbor.drivers.postgres.rows import NOW
+from taskharbor.drivers.postgres.schema import DECLARED_VERSION, OPERATORS_VERSION, require_operators
 from taskharbor.drivers.postgres.settle import COUNT_ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from taskharbor.core.ids import JobId
-    from taskharbor.drivers.postgres.pool import PostgresPool, Row
+    from taskharbor.drivers.postgres.pool import PostgresPool, Row, Step
 
     Answer = Transitioned | IllegalTransition | JobNotFound
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
     from taskharbor.drivers.postgres.settings import PostgresSettings
     from taskharbor.drivers.records import RequeueChange
 
+NO_DELAY: Final = timedelta(0)
 _CANCEL: Final[LiteralString] = f"""
     WITH canceled AS (
         UPDATE th_jobs AS job
@@ -33,7 +36,7 @@ _CANCEL: Final[LiteralString] = f"""
                    CASE job.status WHEN 'PROCESSING' THEN coalesce(job.cancel_requested_at, {NOW}) END
          WHERE job.id = ANY (%(ids)s)
            AND job.status IN ('PENDING', 'ENQUEUED', 'FAILED', 'PROCESSING')
-        RETURNING job.id, job.queue, job.status
+        RETURNING job.id, job.queue, job.status, job.worker_id
     ),
     tallied AS (
         {COUNT_ENDED}
@@ -41,13 +44,26 @@ _CANCEL: Final[LiteralString] = f"""
          WHERE status = 'CANCELED'
          GROUP BY queue, status
     )
-    SELECT id, status
+    SELECT id, status, CASE status WHEN 'PROCESSING' THEN worker_id END
       FROM canceled
 """
 
 
-def cancel(connections: PostgresPool, job_ids: Sequence[JobId]) -> list[Answer]:
-    return _answers(connections, job_ids, connections.fetch(_CANCEL, ids=list(job_ids)), Event.CANCEL)
+def cancel(connections: PostgresPool, job_ids: Sequence[JobId]) -> tuple[list[Answer], set[str]]:
+    """Cancel jobs, and return the answers and the workers that run some of them."""
+    statement, parameters = cancel_statement(job_ids)
+    rows = connections.fetch(statement, **parameters)
+    return _answers(connections, job_ids, rows, Event.CANCEL), workers_to_notify(rows)
+
+
+def cancel_statement(job_ids: Sequence[JobId]) -> Step:
+    """Return the statement that cancels jobs. It returns a row for each job that it changed."""
+    return _CANCEL, {"ids": list(job_ids)}
+
+
+def workers_to_notify(rows: Sequence[Row]) -> set[str]:
+    """Return the workers that run some of the jobs that `cancel_statement` changed."""
+    return {row[2] for row in rows if row[2] is not None}
 
 
 _REQUEUE: Final[LiteralString] = f"""
@@ -76,7 +92,14 @@ _REQUEUE: Final[LiteralString] = f"""
            SET status = 'PENDING',
                payload = coalesce(%(payload)s, job.payload),
                life = job.life + 1,
-               max_attempts = job.attempt_count + %(budget)s,
+               max_attempts = job.attempt_count + coalesce(%(budget)s, job.max_attempts - coalesce((
+                   -- What earlier lives have used: 0 in the first one.
+                   SELECT before.attempt
+                     FROM th_attempts AS before
+                    WHERE before.job_id = job.id
+                      AND before.life = job.life - 1
+                      AND before.event = 'requeue'
+               ), 0)),
                scheduled_for = coalesce(%(scheduled_for)s, {NOW} + %(delay)s),
                cancel_requested_at = NULL,
                dead_at = NULL,
@@ -121,23 +144,30 @@ def requeue(
     new: RequeueChange,
     *,
     scheduled_for: datetime | None,
-    delay: timedelta,
+    delay: timedelta | None,
 ) -> list[Answer]:
-    rows = connections.fetch(
-        _REQUEUE,
-        ids=list(job_ids),
-        token=new.token,
-        budget=new.budget,
-        by=new.by,
-        why=new.reason,
-        scheduled_for=scheduled_for,
-        delay=delay,
-        queue=new.queue,
-        payload=new.payload,
-    )
+    statement, parameters = requeue_statement(job_ids, new, scheduled_for=scheduled_for, delay=delay)
+    rows = connections.fetch(statement, **parameters)
     if len(rows) < len(job_ids):
         rows = connections.fetch(_REQUEUED, ids=list(job_ids), token=new.token, queue=new.queue)
     return _answers(connections, job_ids, rows, Event.REQUEUE, queue=new.queue)
+
+
+def requeue_statement(
+    job_ids: Sequence[JobId], new: RequeueChange, *, scheduled_for: datetime | None, delay: timedelta | None
+) -> Step:
+    """Return the statement that requeues jobs. It returns a row for each job that it changed."""
+    return _REQUEUE, {
+        "ids": list(job_ids),
+        "token": new.token,
+        "budget": new.budget,
+        "by": new.by,
+        "why": new.reason,
+        "scheduled_for": scheduled_for,
+        "delay": delay or NO_DELAY,
+        "queue": new.queue,
+        "payload": new.payload,
+    }
 
 
 _RESCHEDULE: Final[LiteralString] = f"""
@@ -158,9 +188,15 @@ def reschedule(
     delay: timedelta | None,
     priority: int | None,
 ) -> list[Answer]:
-    changes = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
-    rows = connections.fetch(_RESCHEDULE, ids=list(job_ids), **changes)
-    return _answers(connections, job_ids, rows, Event.RESCHEDULE)
+    statement, parameters = reschedule_statement(job_ids, scheduled_for=scheduled_for, delay=delay, priority=priority)
+    return _answers(connections, job_ids, connections.fetch(statement, **parameters), Event.RESCHEDULE)
+
+
+def reschedule_statement(
+    job_ids: Sequence[JobId], *, scheduled_for: datetime | None, delay: timedelta | None, priority: int | None
+) -> Step:
+    """Return the statement that reschedules jobs. It returns a row for each job that it changed."""
+    return _RESCHEDULE, {"ids": list(job_ids), "scheduled_for": scheduled_for, "delay": delay, "priority": priority}
 
 
 _STATUS: Final[LiteralString] = """
@@ -201,8 +237,16 @@ class PostgresControl:
         RETURNING name
     """
 
-    def pause(self, queues: Sequence[str], *, by: str) -> list[bool]:
-        return self._each(self._PAUSE, queues, by=by)
+    # On any schema version; a pause with a reason or an end needs the newest one.
+    _PAUSE_WITH_END: LiteralString = _PAUSE.replace(
+        "(name, paused_at, paused_by)", "(name, paused_at, paused_by, paused_reason, paused_until)"
+    ).replace("%(by)s", f"%(by)s, %(reason)s, {NOW} + %(lasts)s::interval")
+
+    def pause(self, queues: Sequence[str], *, by: str, reason: str = "", lasts: timedelta | None = None) -> list[bool]:
+        if not reason and lasts is None:
+            return self._each(self._PAUSE, queues, by=by)
+        require_operators(self._connections)
+        return self._each(self._PAUSE_WITH_END, queues, by=by, reason=reason, lasts=lasts)
 
     _RESUME: LiteralString = """
         DELETE FROM th_queues
@@ -216,12 +260,12 @@ class PostgresControl:
     _PUT_SCHEDULES: LiteralString = """
         INSERT INTO th_schedules AS known
                (name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at,
-                last_job_id)
+                last_job_id, declared_at)
         SELECT *
           FROM unnest(
                %(names)s::text[], %(crons)s::text[], %(timezones)s::text[], %(types)s::text[], %(queues)s::text[],
                %(payloads)s::bytea[], %(options)s::jsonb[], %(next)s::timestamptz[], %(fired)s::timestamptz[],
-               %(paused)s::timestamptz[], %(last)s::uuid[]
+               %(paused)s::timestamptz[], %(last)s::uuid[], %(declared)s::timestamptz[]
                ) AS asked (name)
          ORDER BY name
             ON CONFLICT (name) DO UPDATE
@@ -234,8 +278,14 @@ class PostgresControl:
                next_at = CASE
                    WHEN known.cron = excluded.cron AND known.timezone = excluded.timezone THEN known.next_at
                    ELSE excluded.next_at
-               END
+               END,
+               declared_at = excluded.declared_at
     """
+    _PUT_SCHEDULES_2: LiteralString = (  # on schema version 2
+        _PUT_SCHEDULES.replace(", declared_at)", ")")
+        .replace(", %(declared)s::timestamptz[]", "")
+        .replace(",\n               declared_at = excluded.declared_at", "")
+    )
 
     def put_schedules(self, schedules: Sequence[Schedule]) -> None:
         columns: dict[str, list[Any]] = {
@@ -250,8 +300,10 @@ class PostgresControl:
             "fired": [each.fired_at for each in schedules],
             "paused": [each.paused_at for each in schedules],
             "last": [each.last_job_id for each in schedules],
+            "declared": [each.declared_at for each in schedules],
         }
-        self._connections.fetch(self._PUT_SCHEDULES, **columns)
+        has_declared = self._connections.schema_version >= DECLARED_VERSION
+        self._connections.fetch(self._PUT_SCHEDULES if has_declared else self._PUT_SCHEDULES_2, **columns)
 
     _DELETE_SCHEDULES: LiteralString = """
         DELETE FROM th_schedules
@@ -289,20 +341,42 @@ class PostgresControl:
 
     # The scopes of a key are sent as JSON: PostgreSQL has no arrays of arrays with different lengths.
     _ADD_KEYS: LiteralString = """
-        INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at)
-        SELECT id, name, digest, ARRAY(SELECT jsonb_array_elements_text(scopes)), created_at, expires_at, revoked_at
+        INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at, parent)
+        SELECT id, name, digest, ARRAY(SELECT jsonb_array_elements_text(scopes)), created_at, expires_at, revoked_at,
+               parent
           FROM unnest(
                %(names)s::text[], %(titles)s::text[], %(digests)s::bytea[], %(scopes)s::jsonb[],
-               %(created)s::timestamptz[], %(expire)s::timestamptz[], %(revoked)s::timestamptz[]
-               ) AS asked (id, name, digest, scopes, created_at, expires_at, revoked_at)
+               %(created)s::timestamptz[], %(expire)s::timestamptz[], %(revoked)s::timestamptz[], %(parents)s::text[]
+               ) AS asked (id, name, digest, scopes, created_at, expires_at, revoked_at, parent)
          ORDER BY id
             ON CONFLICT (id) DO NOTHING
         RETURNING id
     """
 
+    _ADD_KEYS_3: LiteralString = (
+        _ADD_KEYS.replace(", parent)", ")").replace(",\n               parent", "").replace(", %(parents)s::text[]", "")
+    )
+
+    # Rows that another login removes, or a revocation changes, are left to it: waiting for them could deadlock.
+    _REMOVE_SESSIONS: LiteralString = f"""
+        DELETE FROM th_api_keys
+         WHERE id = ANY (ARRAY(
+               SELECT id
+                 FROM th_api_keys
+                WHERE parent IS NOT NULL
+                  AND expires_at <= {NOW}
+                ORDER BY id
+                  FOR UPDATE SKIP LOCKED
+               ))
+        RETURNING id
+    """
+
     def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
+        if any(key.parent is not None for key in keys):
+            require_operators(self._connections)
+            self._connections.fetch(self._REMOVE_SESSIONS)
         return self._each(
-            self._ADD_KEYS,
+            self._ADD_KEYS if self._has_operators else self._ADD_KEYS_3,
             [each.id for each in keys],
             titles=[each.name for each in keys],
             digests=[each.digest for each in keys],
@@ -310,18 +384,20 @@ class PostgresControl:
             created=[each.created_at for each in keys],
             expire=[each.expires_at for each in keys],
             revoked=[each.revoked_at for each in keys],
+            parents=[each.parent for each in keys],
         )
 
     _REVOKE_KEYS: LiteralString = f"""
         UPDATE th_api_keys
            SET revoked_at = {NOW}
-         WHERE id = ANY (%(names)s)
+         WHERE (id = ANY (%(names)s) OR parent = ANY (%(names)s))
            AND revoked_at IS NULL
         RETURNING id
     """
+    _REVOKE_KEYS_3: LiteralString = _REVOKE_KEYS.replace(" OR parent = ANY (%(names)s)", "")
 
     def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
-        return self._each(self._REVOKE_KEYS, ids)
+        return self._each(self._REVOKE_KEYS if self._has_operators else self._REVOKE_KEYS_3, ids)
 
     _NOTE_KEY_USE: LiteralString = f"""
         UPDATE th_api_keys
@@ -330,8 +406,7 @@ class PostgresControl:
     """
 
     def note_key_use(self, ids: Sequence[str]) -> None:
-        if self._connections.schema_version >= KEY_USE_VERSION:
-            self._connections.fetch(self._NOTE_KEY_USE, ids=sorted(ids))
+        self._connections.fetch(self._NOTE_KEY_USE, ids=sorted(ids))
 
     _RECORD_AUDIT: LiteralString = f"""
         INSERT INTO th_audit (id, at, actor, action, target, detail)
@@ -352,6 +427,10 @@ class PostgresControl:
             targets=[each.target for each in entries],
             details=[json.dumps(dict(each.detail)) for each in entries],
         )
+
+    @property
+    def _has_operators(self) -> bool:
+        return self._connections.schema_version >= OPERATORS_VERSION
 
     def _each(self, statement: LiteralString, names: Sequence[str], **parameters: Any) -> list[bool]:
         """Run *statement* for all *names*, and return for each whether it changed a row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, LiteralString
+from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from taskharbor.core.results import Declined, Dispatch, Sent, Unsent
 from taskharbor.drivers.postgres import pool
@@ -125,7 +125,7 @@ def record_dispatch(connections: PostgresPool, results: Sequence[Sent | Unsent |
     return [(each.job_id if isinstance(each, Declined) else each.dispatch.job_id) in done for each in results]
 
 
-def _locks(results: Sequence[Sent | Unsent]) -> dict[str, str]:
+def _locks(results: Sequence[Sent | Unsent]) -> dict[str, Any]:
     dispatches = [each.dispatch for each in results]
     return {
         "ids": uuids(each.job_id for each in dispatches),

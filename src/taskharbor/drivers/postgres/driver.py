@@ -7,28 +7,34 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
 from taskharbor.core.claims import Claimant
+from taskharbor.core.durations import Duration, as_timedelta
 from taskharbor.core.request import validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
+from taskharbor.drivers.notices import ANY_QUEUE, cancel_topic
 from taskharbor.drivers.postgres import claim, control, dispatch, insert, settle
-from taskharbor.drivers.postgres.claim import ScanCursors
+from taskharbor.drivers.postgres.asyncpg_transactions import AsyncpgTransaction
+from taskharbor.drivers.postgres.attempt_logs import PostgresAttemptLogs
+from taskharbor.drivers.postgres.audit import PostgresAuditor
 from taskharbor.drivers.postgres.control import PostgresControl
 from taskharbor.drivers.postgres.inspector import PostgresInspector
 from taskharbor.drivers.postgres.maintenance import PostgresMaintenance
 from taskharbor.drivers.postgres.notify import (
-    ANY_QUEUE,
     ListenerRegistry,
     PostgresListener,
     PostgresNotifier,
     ready_queues,
 )
+from taskharbor.drivers.postgres.operations import PostgresOperations
 from taskharbor.drivers.postgres.pool import PostgresPool, run_statements
 from taskharbor.drivers.postgres.rows import JOB, NOW, claimed
-from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
+from taskharbor.drivers.postgres.scans import PostgresQueueScans
+from taskharbor.drivers.postgres.schema import MIGRATIONS, OPERATORS_VERSION, PostgresSchema
 from taskharbor.drivers.postgres.server import ReplyLost, ServerAddress
 from taskharbor.drivers.postgres.settings import PostgresSettings
-from taskharbor.drivers.postgres.transactions import AsyncPostgresTransaction, PostgresTransaction
+from taskharbor.drivers.postgres.transactions import AsyncPostgresTransaction, Notification, PostgresTransaction
 from taskharbor.drivers.records import RequeueChange
+from taskharbor.drivers.unwrap import is_asyncpg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -61,8 +67,9 @@ READ_DEADLINE: Final = timedelta(seconds=2)
 """The deadline of reads by `PostgresDriver.bounded_inspector`."""
 MAX_READ_CONNECTIONS: Final = 4
 """The number of such reads that run at the same time."""
+POOL_SIZE: Final = 10
 NEWEST_VERSION: Final = len(MIGRATIONS)
-NO_DELAY: Final = timedelta(0)
+_RELEASED: Final = Event.RELEASE  # the lookup of an enum member takes as long as the rest of a loop
 
 
 class PostgresDriver:
@@ -71,8 +78,10 @@ class PostgresDriver:
     It uses the database's clock, unless a test passes a *clock*. The schema must exist;
     ``taskharbor migrate up`` creates it. The driver connects on first use. If the URL has no
     password, *password* is called for each new connection. Pass *is_pooled* if connections go
-    through a pooler in transaction mode. *size* bounds the number of connections. Not included
-    are one that extends leases, one that all listeners share, and up to four for reads of the API.
+    through a pooler in transaction mode. With *claims_asynchronously*, `reserve` does not wait
+    until its leases are on disk; a crash of the server may undo them. *size* bounds the number of
+    connections. Not included are one that extends leases, one that all listeners share, and up to
+    four for reads of the API.
     """
 
     group_commits: Final = True
@@ -84,10 +93,12 @@ class PostgresDriver:
         schema: str = "public",
         password: Callable[[], str] | None = None,
         is_pooled: bool = False,
-        size: int = 10,
-        deadline: timedelta = DEADLINE,
+        claims_asynchronously: bool = False,
+        size: int = POOL_SIZE,
+        deadline: Duration = DEADLINE,
         clock: Clock | None = None,
     ) -> None:
+        deadline = as_timedelta(deadline, "deadline")
         address = ServerAddress(
             url=url, schema=schema, deadline=deadline, password=password, is_pooled=is_pooled, is_timed=True
         )
@@ -103,7 +114,9 @@ class PostgresDriver:
         self._heartbeat_pool = PostgresPool(
             address, clock=clock, size=1, check=lambda: NEWEST_VERSION, on_read_only=self._find_primary
         )
-        self._cursors = ScanCursors()
+        self.server_address: Final = address.host_and_port
+        self._claims_asynchronously = claims_asynchronously
+        self._scans = PostgresQueueScans(self._connections, asynchronous=claims_asynchronously)
         self._listeners = ListenerRegistry(address)
         self._notifier = PostgresNotifier(self._connections, self._listeners)
         self.maintenance = PostgresMaintenance(self._connections, self._notifier)
@@ -119,14 +132,24 @@ class PostgresDriver:
         )
         self.bounded_inspector = PostgresInspector(self._read_pool, self._settings)
         self.control = PostgresControl(self._connections, self._settings)
+        self.attempt_logs = PostgresAttemptLogs(self._connections, self._read_pool)
+        self.operations = PostgresOperations(self._connections, self._notifier)
+        self.auditor = PostgresAuditor(self._connections)
+
+    def migrate(self) -> list[str]:
+        """Apply the pending migrations, as ``taskharbor migrate up`` does, and return the names of those applied."""
+        address = replace(self._connections.address, is_timed=False)
+        applied = migrate.migrate_up(PostgresSchema(address), MIGRATIONS)
+        self._connections.check_schema_again()
+        return [migration.name for migration in applied]
 
     @property
     def statements(self) -> int:
         """The number of statements that were run so far."""
         return self._connections.statements + self._heartbeat_pool.statements + self._read_pool.statements
 
-    def listen(self, queues: Collection[str]) -> PostgresListener:
-        return PostgresListener(self._listeners, queues)
+    def listen(self, queues: Collection[str], *, worker: str | None = None) -> PostgresListener:
+        return PostgresListener(self._listeners, queues, worker)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         answers = self._repeat_if_lost(
@@ -139,7 +162,8 @@ class PostgresDriver:
         if not repeat and len(jobs) >= insert.MIN_COPY_JOBS:
             return insert.copy(self._connections, jobs)
         if insert.is_one_statement(jobs):
-            return run_statements(insert.insert(jobs, repeat=repeat), self._connections.fetch)
+            counts = self._connections.schema_version >= OPERATORS_VERSION
+            return run_statements(insert.insert(jobs, repeat=repeat, counts=counts), self._connections.fetch)
         return self._connections.transact(lambda: insert.insert(jobs, repeat=repeat))
 
     def remember(self, name: str, value: str) -> str:
@@ -154,8 +178,13 @@ class PostgresDriver:
         """
         return PostgresTransaction(connection, self._connections, self._settings, notify=notify)
 
-    def ajoin(self, connection: AsyncConnection[Any], *, notify: bool = True) -> AsyncPostgresTransaction:
-        """Do what `join` does, for an async connection: insert and settle are awaited."""
+    def ajoin(
+        self, connection: AsyncConnection[Any], *, notify: bool = True
+    ) -> AsyncPostgresTransaction | AsyncpgTransaction:
+        """Do what `join` does, for an async connection of psycopg or asyncpg: insert and settle are awaited."""
+        if is_asyncpg(connection):
+            notification = Notification(self._connections, is_on=notify)
+            return AsyncpgTransaction(connection, self._connections, self._settings, notification)
         return AsyncPostgresTransaction(connection, self._connections, self._settings, notify=notify)
 
     def reserve(
@@ -175,32 +204,20 @@ class PostgresDriver:
         claimant = Claimant(token, worker, lease, types, reclaim, unhandled_after)
 
         def reserve_jobs() -> list[Claim]:
-            claims = (
-                claim.claim_overdue(self._connections, queue, claimant, limit=limit, overdue_after=overdue_after)
-                if overdue_only
-                else self._claim_due(queue, claimant, limit, overdue_after)
+            claims = self._scans.claim(
+                queue, claimant, limit=limit, overdue_after=overdue_after, overdue_only=overdue_only
             )
             if len(claims) < limit and reclaim:
-                claims += claim.reclaim_expired(self._connections, queue, claimant, limit=limit - len(claims))
+                claims += claim.reclaim_expired(
+                    self._connections,
+                    queue,
+                    claimant,
+                    limit=limit - len(claims),
+                    asynchronous=self._claims_asynchronously,
+                )
             return claims
 
         return self._repeat_if_lost(reserve_jobs, lambda: self.read_back([token]) or None)
-
-    def _claim_due(self, queue: str, claimant: Claimant, limit: int, overdue_after: timedelta) -> list[Claim]:
-        start = self._cursors.start(queue, limit)
-        claims = claim.claim_due(
-            self._connections, queue, claimant, limit=limit, overdue_after=overdue_after, after=start.position
-        )
-        self._cursors.note(queue, claims, limit=limit, start=start)
-        if start.position is not None and len(claims) < limit:
-            left = limit - len(claims)
-            claims += claim.claim_due(
-                self._connections, queue, claimant, limit=left, overdue_after=overdue_after, after=None
-            )
-            # Keep one claim per job: a process that was suspended between the two statements may have lost a lease of
-            # the first, and claimed the job again.
-            claims = sorted({claim.job.id: claim for claim in claims}.values(), key=claim.position_of)
-        return claims
 
     def claim(
         self,
@@ -232,12 +249,15 @@ class PostgresDriver:
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         answers = self._repeat_if_lost(lambda: settle.settle(self._connections, settlements))
-        if any(each.outcome.event is Event.RELEASE for each in settlements):
+        if any(each.outcome.event is _RELEASED for each in settlements):
             self._notifier.notify([ANY_QUEUE])
         return answers
 
     def save_progress(self, notes: Sequence[tuple[Lease, Progress]]) -> list[bool]:
         return self._repeat_if_lost(lambda: settle.save_progress(self._heartbeat_pool, notes))
+
+    def cancel_requested(self, leases: Sequence[Lease]) -> list[bool]:
+        return settle.cancel_requested(self._heartbeat_pool, leases)
 
     _READ_BACK: LiteralString = f"""
         SELECT {JOB}
@@ -256,16 +276,18 @@ class PostgresDriver:
         return dispatch.record_dispatch(self._connections, results)
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        return control.cancel(self._connections, job_ids)
+        answers, workers = control.cancel(self._connections, job_ids)
+        self._notifier.notify({cancel_topic(worker) for worker in workers})
+        return answers
 
     def requeue(
         self,
         job_ids: Sequence[JobId],
         *,
         token: Token,
-        budget: int,
         by: str,
         reason: str,
+        budget: int | None = None,
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,
@@ -274,9 +296,7 @@ class PostgresDriver:
         validate_requeue(job_ids, budget=budget, payload=payload)
         new = RequeueChange(token=token, budget=budget, by=by, reason=reason, queue=queue, payload=payload)
         answers = self._repeat_if_lost(
-            lambda: control.requeue(
-                self._connections, job_ids, new, scheduled_for=scheduled_for, delay=delay or NO_DELAY
-            )
+            lambda: control.requeue(self._connections, job_ids, new, scheduled_for=scheduled_for, delay=delay)
         )
         if scheduled_for is None and not delay:
             self._notifier.notify([ANY_QUEUE])

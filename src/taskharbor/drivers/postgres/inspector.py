@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, LiteralString
 
+from taskharbor.drivers.postgres import delivery_notes, schedule_runs, statistics, worker_records
+from taskharbor.drivers.postgres.roll_up import LANES
 from taskharbor.drivers.postgres.rows import (
     API_KEY,
+    API_KEY_3,
     ATTEMPT,
     AUDIT,
     JOB,
-    KEY_USE_VERSION,
-    LOST_SLOTS_SINCE,
     NOW,
     OUTBOX,
     SCHEDULE,
+    SCHEDULE_2,
     SUMMARY,
-    WORKER,
     api_key,
     attempt,
     audit_entry,
@@ -25,19 +26,21 @@ from taskharbor.drivers.postgres.rows import (
     outbox_row,
     schedule,
     summary,
-    worker,
 )
-from taskharbor.drivers.postgres.schema import SETTINGS_VERSION
-from taskharbor.drivers.postgres.search import by_key, dead_groups, find
-from taskharbor.drivers.records import queue_stats_from_values
+from taskharbor.drivers.postgres.schema import DECLARED_VERSION, OPERATORS_VERSION
+from taskharbor.drivers.postgres.search import by_key, count, dead_groups, find, next_up
+from taskharbor.drivers.records import audit_column, queue_stats_from_values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.messages import DeliveryNote
     from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.core.results import DeadLetterGroup, FinishedCount, JobFilter, Page, QueueStats
+    from taskharbor.core.results import DeadLetterGroup, FinishedCount, JobFilter, Page, QueueStats, Refusal, Tally
+    from taskharbor.core.schedule_runs import ScheduleRun
+    from taskharbor.core.statistics import AppVersion, DeadHour, SeriesPoint, SeriesQuery
     from taskharbor.drivers.postgres.pool import PostgresPool
     from taskharbor.drivers.postgres.settings import PostgresSettings
 
@@ -77,6 +80,12 @@ class PostgresInspector:
     def find(self, wanted: JobFilter, *, limit: int, after: JobId | None = None) -> Page:
         return find(self._connections, wanted, limit=limit, after=after)
 
+    def count(self, wanted: JobFilter, *, after: JobId | None = None) -> Tally:
+        return count(self._connections, wanted, after=after)
+
+    def next_up(self, queue: str, *, limit: int) -> list[JobSummary]:
+        return next_up(self._connections, queue, limit=limit)
+
     def find_by_key(self, key: str) -> list[JobId]:
         return by_key(self._connections, key)
 
@@ -94,6 +103,12 @@ class PostgresInspector:
             recorded[each.job_id].append(each)
         return [each for job_id in job_ids for each in recorded[job_id]]
 
+    def refusals(self, job_ids: Sequence[JobId]) -> list[Refusal]:
+        return worker_records.read_refusals(self._connections, job_ids)
+
+    def lost_attempts(self, worker_id: str, *, limit: int) -> list[Attempt]:
+        return worker_records.read_lost(self._connections, worker_id, limit=limit)
+
     _OUTBOX: LiteralString = f"""
         SELECT {OUTBOX}
           FROM th_outbox AS event
@@ -106,6 +121,21 @@ class PostgresInspector:
         for row in map(outbox_row, self._connections.fetch(self._OUTBOX, ids=list(job_ids))):
             events[row.event.job_id].append(row)
         return [row for job_id in job_ids for row in events[job_id]]
+
+    _OUTBOX_PENDING: LiteralString = """
+        SELECT count(*)
+          FROM (
+               SELECT 1
+                 FROM th_outbox
+                WHERE published_at IS NULL
+                  AND given_up_at IS NULL
+                LIMIT %(limit)s
+               ) AS event
+    """
+
+    def outbox_pending(self, *, limit: int) -> int:
+        [(count,)] = self._connections.fetch(self._OUTBOX_PENDING, limit=limit)
+        return int(count)
 
     _KEPT_BY_EVENTS: LiteralString = f"""
         SELECT job.id
@@ -135,34 +165,14 @@ class PostgresInspector:
     """
 
     def publisher_seen_at(self) -> datetime | None:
-        if self._connections.schema_version < SETTINGS_VERSION:
-            return None
         return next((seen_at for (seen_at,) in self._connections.fetch(self._PUBLISHER_SEEN_AT)), None)
 
+    def delivery(self, queue: str) -> list[DeliveryNote]:
+        return delivery_notes.read(self._connections, queue)
+
     _QUEUES: LiteralString = f"""
-        -- A lane holds the waiting jobs of one queue and priority. Each step jumps to the first job
-        -- of the next lane, so the cost depends on the number of lanes, not of jobs.
         WITH RECURSIVE
-        lane AS (
-            (
-            SELECT queue, priority, scheduled_for
-              FROM th_jobs_waiting
-             WHERE attempt_count < max_attempts
-             ORDER BY queue, priority, scheduled_for
-             LIMIT 1
-            )
-             UNION ALL
-            SELECT head.*
-              FROM lane
-             CROSS JOIN LATERAL (
-                   SELECT queue, priority, scheduled_for
-                     FROM th_jobs_waiting
-                    WHERE (queue, priority) > (lane.queue, lane.priority)
-                      AND attempt_count < max_attempts
-                    ORDER BY queue, priority, scheduled_for
-                    LIMIT 1
-                   ) AS head
-        ),
+        {LANES},
         due AS (
             SELECT queue AS name, min(scheduled_for) AS oldest
               FROM lane
@@ -180,7 +190,7 @@ class PostgresInspector:
              UNION
             SELECT name FROM th_queues
         )
-        SELECT name, counts, oldest, paused_at, paused_by
+        SELECT name, counts, oldest, paused_at, paused_by, paused_reason, paused_until
           FROM known
           LEFT JOIN counted USING (name)
           LEFT JOIN due USING (name)
@@ -188,11 +198,14 @@ class PostgresInspector:
          ORDER BY name
     """
 
+    _QUEUES_3: LiteralString = _QUEUES.replace(", paused_reason, paused_until", ", NULL, NULL::timestamptz")
+
     def queues(self) -> list[QueueStats]:
-        return [queue_stats_from_values(row) for row in self._connections.fetch(self._QUEUES)]
+        rows = self._connections.fetch(self._QUEUES if self._has_operators else self._QUEUES_3)
+        return [queue_stats_from_values(row) for row in rows]
 
     _DUE_IN: LiteralString = f"""
-        -- As in _QUEUES, jump to each lane, and in each lane past all due jobs.
+        -- As in LANES, jump to each lane, and in each lane past all due jobs.
         WITH RECURSIVE lane AS (
             (
             SELECT priority
@@ -252,16 +265,20 @@ class PostgresInspector:
     def dead_letter_groups(self, *, limit: int, queue: str | None = None) -> list[DeadLetterGroup]:
         return dead_groups(self._connections, limit=limit, queue=queue)
 
-    _WORKERS: LiteralString = f"""
-        SELECT {WORKER}
-          FROM th_workers
-         ORDER BY id
-    """
-    _WORKERS_1: LiteralString = _WORKERS.replace("lost_slots", "0")  # on schema version 1
+    def series(self, query: SeriesQuery) -> list[SeriesPoint]:
+        return statistics.series(self._connections, query)
+
+    def dead_hours(self, groups: Sequence[DeadLetterGroup], *, since: datetime) -> list[DeadHour]:
+        return statistics.dead_hours(self._connections, groups, since=since)
+
+    def versions(self, *, limit: int) -> list[AppVersion]:
+        return statistics.versions(self._connections, limit=limit)
 
     def workers(self) -> list[WorkerRecord]:
-        statement = self._WORKERS_1 if self._connections.schema_version < LOST_SLOTS_SINCE else self._WORKERS
-        return [worker(row) for row in self._connections.fetch(statement)]
+        return worker_records.read(self._connections)
+
+    def past_workers(self) -> list[WorkerRecord]:
+        return worker_records.read_past(self._connections)
 
     _SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
@@ -269,8 +286,15 @@ class PostgresInspector:
          ORDER BY name
     """
 
+    _SCHEDULES_2: LiteralString = _SCHEDULES.replace(SCHEDULE, SCHEDULE_2)
+
     def schedules(self) -> dict[str, Schedule]:
-        return {each.name: each for each in map(schedule, self._connections.fetch(self._SCHEDULES))}
+        has_declared = self._connections.schema_version >= DECLARED_VERSION
+        rows = self._connections.fetch(self._SCHEDULES if has_declared else self._SCHEDULES_2)
+        return {each.name: each for each in map(schedule, rows)}
+
+    def schedule_runs(self, names: Sequence[str], *, limit: int) -> list[ScheduleRun]:
+        return schedule_runs.read(self._connections, names, limit=limit)
 
     def settings(self) -> dict[str, str]:
         return self._settings.all()
@@ -282,13 +306,12 @@ class PostgresInspector:
             OR id = ANY (%(ids)s)
          ORDER BY id
     """
-    _KEYS_BEFORE_USE: LiteralString = _KEYS.replace("used_at", "NULL::timestamptz")
+
+    _KEYS_3: LiteralString = _KEYS.replace(API_KEY, API_KEY_3)
 
     def keys(self, ids: Sequence[str] | None = None) -> dict[str, ApiKey]:
-        has_use = self._connections.schema_version >= KEY_USE_VERSION
-        rows = self._connections.fetch(
-            self._KEYS if has_use else self._KEYS_BEFORE_USE, ids=None if ids is None else list(ids)
-        )
+        statement = self._KEYS if self._has_operators else self._KEYS_3
+        rows = self._connections.fetch(statement, ids=None if ids is None else list(ids))
         return {key.id: key for key in map(api_key, rows)}
 
     _AUDIT: LiteralString = f"""
@@ -303,10 +326,31 @@ class PostgresInspector:
     _BELOW: LiteralString = _AUDIT.format(
         place="(at, id) < ((SELECT at FROM th_audit WHERE id = %(before)s), %(before)s::uuid)"
     )
+    # The second condition is the predicate of the index.
+    _OF: Mapping[str, LiteralString] = {
+        "target": "AND target = %(name)s AND target <> ''",
+        "actor": "AND actor = %(name)s AND actor <> ''",
+        "action": "AND action = %(name)s AND action <> ''",
+    }
 
-    def audit(self, *, limit: int, before: Token | None = None) -> list[AuditEntry]:
-        if before is None:
-            rows = self._connections.fetch(self._NEWEST, limit=limit)
-        else:
-            rows = self._connections.fetch(self._BELOW, limit=limit, before=before)
+    def audit(
+        self,
+        *,
+        limit: int,
+        before: Token | None = None,
+        target: str | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+    ) -> list[AuditEntry]:
+        column, name = audit_column(target=target, actor=actor, action=action)
+        statement = self._NEWEST if before is None else self._BELOW
+        if column is not None:
+            if not self._has_operators:
+                return []  # without its index, the statement would read all entries
+            statement = statement.replace("ORDER BY", f"{self._OF[column]} ORDER BY", 1)
+        rows = self._connections.fetch(statement, limit=limit, before=before, name=name)
         return [audit_entry(row) for row in rows]
+
+    @property
+    def _has_operators(self) -> bool:
+        return self._connections.schema_version >= OPERATORS_VERSION

@@ -7,22 +7,36 @@ from uuid import UUID
 
 from taskharbor.core.model import PUBLISHER_NOTED
 from taskharbor.core.results import Published
+from taskharbor.core.schedule_runs import KEPT_RUNS
+from taskharbor.drivers.postgres import delivery_notes, roll_up, schedule_runs, statistics, worker_records
 from taskharbor.drivers.postgres.expire import PostgresLeaseExpiry
 from taskharbor.drivers.postgres.insert import insert
 from taskharbor.drivers.postgres.notify import ready_queues
 from taskharbor.drivers.postgres.retention import Retention
-from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, LOST_SLOTS_SINCE, NOW, OUTBOX, SCHEDULE, outbox_row, schedule
-from taskharbor.drivers.postgres.schema import SETTINGS_VERSION
+from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, NOW, OUTBOX, SCHEDULE, SCHEDULE_2, outbox_row, schedule
+from taskharbor.drivers.postgres.schema import DECLARED_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import JobId
+    from taskharbor.core.messages import DeliveryNote
     from taskharbor.core.model import NewJob, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.core.results import Death, Expired, Unpublished
+    from taskharbor.core.results import Death, Expired, Refusal, Unpublished
+    from taskharbor.core.schedule_runs import ScheduleRun
+    from taskharbor.core.statistics import StatisticTally
     from taskharbor.drivers.postgres.notify import PostgresNotifier
     from taskharbor.drivers.postgres.pool import PostgresPool, Steps
+
+_IS_DECLARED: LiteralString = f"""EXISTS (
+               SELECT
+                 FROM th_workers AS worker
+                WHERE worker.seen_at > {NOW} - %(alive_within)s
+                  AND th_schedules.name = ANY (worker.schedules)
+               )"""
+"""Whether a live worker declares a schedule."""
+_MAY_FIRE: LiteralString = f"(declared_at IS NULL OR {_IS_DECLARED})"
 
 
 class PostgresMaintenance:
@@ -59,47 +73,20 @@ class PostgresMaintenance:
     def claim_duty(self, name: str, *, every: timedelta) -> bool:
         return bool(self._connections.fetch(self._CLAIM_DUTY, name=name, every=every))
 
-    _RECORD_WORKER: LiteralString = f"""
-        INSERT INTO th_workers (id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots)
-        VALUES (%(id)s, %(host)s, %(pid)s, %(queues)s, %(types)s, %(concurrency)s, %(started_at)s, {NOW},
-                %(lost_slots)s)
-            ON CONFLICT (id) DO UPDATE
-           SET host = excluded.host,
-               pid = excluded.pid,
-               queues = excluded.queues,
-               types = excluded.types,
-               concurrency = excluded.concurrency,
-               started_at = excluded.started_at,
-               seen_at = excluded.seen_at,
-               lost_slots = excluded.lost_slots
-    """
-    _RECORD_WORKER_1: LiteralString = (  # on schema version 1
-        _RECORD_WORKER.replace(", lost_slots)", ")")
-        .replace(",\n                %(lost_slots)s", "")
-        .replace(",\n               lost_slots = excluded.lost_slots", "")
-    )
-
     def record_worker(self, worker: WorkerRecord) -> None:
-        self._connections.fetch(
-            self._RECORD_WORKER_1 if self._connections.schema_version < LOST_SLOTS_SINCE else self._RECORD_WORKER,
-            id=worker.id,
-            host=worker.host,
-            pid=worker.pid,
-            queues=list(worker.queues),
-            types=list(worker.types),
-            concurrency=worker.concurrency,
-            started_at=worker.started_at,
-            lost_slots=worker.lost_slots,
-        )
+        worker_records.record(self._connections, worker)
 
-    _PRUNE_WORKERS: LiteralString = f"""
-        DELETE FROM th_workers
-         WHERE seen_at <= {NOW} - %(unseen_for)s
-        RETURNING id
-    """
+    def record_delivery(self, notes: Sequence[DeliveryNote]) -> None:
+        delivery_notes.record(self._connections, notes)
 
-    def prune_workers(self, *, unseen_for: timedelta) -> int:
-        return len(self._connections.fetch(self._PRUNE_WORKERS, unseen_for=unseen_for))
+    def remove_worker(self, worker_id: str) -> None:
+        worker_records.remove(self._connections, worker_id)
+
+    def prune_workers(self, *, unseen_for: timedelta, keep: timedelta) -> int:
+        return worker_records.prune(self._connections, unseen_for=unseen_for, keep=keep)
+
+    def record_refusals(self, refusals: Sequence[Refusal]) -> None:
+        worker_records.record_refusals(self._connections, refusals)
 
     _PRUNE_AUDIT: LiteralString = f"""
         DELETE FROM th_audit
@@ -116,8 +103,24 @@ class PostgresMaintenance:
     def prune_audit(self, *, older_than: timedelta, limit: int) -> int:
         return len(self._connections.fetch(self._PRUNE_AUDIT, older_than=older_than, limit=limit))
 
+    _PUBLISHER_SEEN: LiteralString = f"""
+        seen AS (
+            INSERT INTO th_settings (name, value)
+            SELECT 'publisher_seen_at',
+                   to_char({NOW} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+             WHERE NOT EXISTS (
+                   SELECT
+                     FROM th_settings
+                    WHERE name = 'publisher_seen_at'
+                      AND value::timestamptz > {NOW} - %(noted)s
+                      AND value::timestamptz <= {NOW}
+                   )
+                ON CONFLICT (name) DO UPDATE
+               SET value = excluded.value
+        )"""
     _CLAIM_OUTBOX: LiteralString = f"""
-        WITH turn AS (
+        WITH {_PUBLISHER_SEEN},
+        turn AS (
             SELECT job_id, life
               FROM th_outbox
              WHERE published_at IS NULL
@@ -136,26 +139,9 @@ class PostgresMaintenance:
         RETURNING {OUTBOX}
     """
 
-    _PUBLISHER_SEEN: LiteralString = f"""
-        seen AS (
-            INSERT INTO th_settings (name, value)
-            SELECT 'publisher_seen_at',
-                   to_char({NOW} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
-             WHERE NOT EXISTS (
-                   SELECT
-                     FROM th_settings
-                    WHERE name = 'publisher_seen_at'
-                      AND value::timestamptz > {NOW} - %(noted)s
-                      AND value::timestamptz <= {NOW}
-                   )
-                ON CONFLICT (name) DO UPDATE
-               SET value = excluded.value
-        )"""
-    _CLAIM_OUTBOX_SEEN: LiteralString = _CLAIM_OUTBOX.replace("WITH turn", f"WITH {_PUBLISHER_SEEN},\n        turn")
-
     def claim_outbox(self, *, limit: int, lock: timedelta) -> list[OutboxRow]:
-        claim = self._CLAIM_OUTBOX_SEEN if self._has_settings else self._CLAIM_OUTBOX
-        rows = map(outbox_row, self._connections.fetch(claim, limit=limit, lock=lock, noted=PUBLISHER_NOTED))
+        claimed = self._connections.fetch(self._CLAIM_OUTBOX, limit=limit, lock=lock, noted=PUBLISHER_NOTED)
+        rows = map(outbox_row, claimed)
         return sorted(rows, key=lambda row: (row.event.dead_at, row.event.event_id))
 
     _SETTLE_OUTBOX: LiteralString = f"""
@@ -228,28 +214,25 @@ class PostgresMaintenance:
         limit: int,
         job_ids: Sequence[JobId] | None = None,
     ) -> int:
-        if not self._has_settings:
-            return 0  # without th_settings the store cannot record that a publisher exists
         close = self._CLOSE_OUTBOX if job_ids is None else self._CLOSE_OUTBOX_OF_JOBS
         parameters: dict[str, Any] = {} if job_ids is None else {"ids": list(job_ids)}
         parameters |= {"reason": reason, "unseen_for": unseen_for, "older_than": older_than, "limit": limit}
         return len(self._connections.fetch(close, **parameters))
-
-    @property
-    def _has_settings(self) -> bool:
-        return self._connections.schema_version >= SETTINGS_VERSION
 
     _DUE_SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
           FROM th_schedules
          WHERE paused_at IS NULL
            AND next_at <= {NOW}
+           AND {_MAY_FIRE}
          ORDER BY next_at, name
          LIMIT %(limit)s
     """
+    _DUE_SCHEDULES_2: LiteralString = _DUE_SCHEDULES.replace(SCHEDULE, SCHEDULE_2).replace(_MAY_FIRE, "true")
 
-    def due_schedules(self, *, limit: int) -> list[Schedule]:
-        return [schedule(row) for row in self._connections.fetch(self._DUE_SCHEDULES, limit=limit)]
+    def due_schedules(self, *, limit: int, alive_within: timedelta) -> list[Schedule]:
+        due = self._DUE_SCHEDULES if self._has_declared else self._DUE_SCHEDULES_2
+        return [schedule(row) for row in self._connections.fetch(due, limit=limit, alive_within=alive_within)]
 
     _ADVANCE_SCHEDULE: LiteralString = """
         UPDATE th_schedules
@@ -262,15 +245,24 @@ class PostgresMaintenance:
     """
 
     def advance_schedule(
-        self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
+        self,
+        name: str,
+        *,
+        fired: datetime,
+        next_at: datetime | None,
+        jobs: Sequence[NewJob] = (),
+        runs: Sequence[ScheduleRun] = (),
     ) -> bool:
         last = jobs[-1].id if jobs else None
+        kept = runs[-KEPT_RUNS:] if schedule_runs.has_runs(self._connections) else ()
 
         def fire() -> Steps[bool]:
             changes = {"name": name, "fired": fired, "next_at": next_at, "last_job_id": last}
             if not (yield self._ADVANCE_SCHEDULE, changes):
                 return False
             yield from insert(jobs, repeat=False)
+            if kept:
+                yield schedule_runs.add_statement(kept)
             return True
 
         has_fired = self._connections.transact(fire)
@@ -278,95 +270,57 @@ class PostgresMaintenance:
             self._notifier.notify(ready_queues(jobs))
         return has_fired
 
-    _ROLL_UP: LiteralString = """
-        -- Live jobs are counted; finished jobs are summed up from tallies, so that history is never scanned.
-        WITH taken AS (
-            DELETE FROM th_tallies
-            RETURNING minute, queue, status, ended, kept
-        ),
-        ends AS (
-            INSERT INTO th_finished AS finished (minute, queue, status, count)
-            SELECT minute, queue, status, sum(ended)
-              FROM taken
-             WHERE ended > 0
-             GROUP BY minute, queue, status
-             ORDER BY minute, queue, status
-                ON CONFLICT (minute, queue, status) DO UPDATE
-               SET count = finished.count + excluded.count
-        ),
-        living AS (
-            SELECT queue, status, count(*) AS count
-              FROM th_jobs
-             WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED', 'PROCESSING')
-             GROUP BY queue, status
-        ),
-        gone AS (
-            UPDATE th_counts AS counted
-               SET count = 0
-             WHERE counted.status IN ('PENDING', 'ENQUEUED', 'FAILED', 'PROCESSING')
-               AND NOT EXISTS (
-                   SELECT
-                     FROM living
-                    WHERE living.queue = counted.queue
-                      AND living.status = counted.status
-                   )
-        ),
-        counts AS (
-            SELECT queue, status, count
-              FROM living
-             UNION ALL
-            SELECT queue, status, sum(kept)
-              FROM taken
-             GROUP BY queue, status
+    def record_runs(self, runs: Sequence[ScheduleRun]) -> None:
+        schedule_runs.add(self._connections, runs)
+
+    _PRUNE_SCHEDULES: LiteralString = f"""
+        WITH renewed AS (
+            UPDATE th_schedules
+               SET declared_at = {NOW}
+             WHERE name = ANY (ARRAY(
+                   SELECT name
+                     FROM th_schedules
+                    WHERE declared_at IS NOT NULL
+                      AND {_IS_DECLARED}
+                    ORDER BY name
+                      FOR UPDATE  -- in the order of put_schedules
+                   ))
         )
-        INSERT INTO th_counts AS counted (queue, status, count)
-        SELECT queue, status, count
-          FROM counts
-         ORDER BY queue, status
-            ON CONFLICT (queue, status) DO UPDATE
-           SET count = CASE
-                   WHEN excluded.status IN ('SUCCEEDED', 'DEAD', 'CANCELED') THEN counted.count + excluded.count
-                   ELSE excluded.count
-               END
+        DELETE FROM th_schedules
+         WHERE declared_at <= {NOW} - %(undeclared_for)s
+           AND paused_at IS NULL
+           AND NOT {_IS_DECLARED}
+        RETURNING name
     """
 
-    _ROLL_UP_DEAD: LiteralString = """
-        WITH taken AS (
-            DELETE FROM th_dead_tallies
-            RETURNING queue, type, fingerprint, count
-        ),
-        gone AS (
-            DELETE FROM th_dead_groups AS dead
-             WHERE dead.count = 0
-               AND NOT EXISTS (
-                   SELECT
-                     FROM taken
-                    WHERE taken.queue = dead.queue
-                      AND taken.type = dead.type
-                      AND taken.fingerprint = dead.fingerprint
-                   )
-        )
-        INSERT INTO th_dead_groups AS dead (queue, type, fingerprint, count)
-        SELECT queue, type, fingerprint, sum(count)
-          FROM taken
-         GROUP BY queue, type, fingerprint
-         ORDER BY queue, type, fingerprint
-            ON CONFLICT (queue, type, fingerprint) DO UPDATE
-           SET count = dead.count + excluded.count
+    def prune_schedules(self, *, undeclared_for: timedelta, alive_within: timedelta) -> int:
+        if not self._has_declared:
+            return 0
+        parameters = {"undeclared_for": undeclared_for, "alive_within": alive_within}
+        return len(self._connections.fetch(self._PRUNE_SCHEDULES, **parameters))
+
+    @property
+    def _has_declared(self) -> bool:
+        return self._connections.schema_version >= DECLARED_VERSION
+
+    _RESUME_PAUSED: LiteralString = f"""
+        DELETE FROM th_queues
+         WHERE paused_until <= {NOW}
+        RETURNING name
     """
 
-    _DROP_MINUTES: LiteralString = f"""
-        DELETE FROM th_finished
-         WHERE minute < {NOW} - %(keep)s
-        RETURNING minute
-    """
+    def resume_paused(self) -> list[str]:
+        if not schedule_runs.has_runs(self._connections):
+            return []
+        return sorted(name for (name,) in self._connections.fetch(self._RESUME_PAUSED))
 
     def roll_up(self, *, keep: timedelta) -> int:
-        """Update the counts, and create the partitions of the coming days."""
+        """Update the statistics, and create the partitions of the coming days."""
         self._retention.make_days()
-        self._connections.fetch(self._ROLL_UP)
-        self._connections.fetch(self._ROLL_UP_DEAD)
-        return len(set(self._connections.fetch(self._DROP_MINUTES, keep=keep)))
+        return roll_up.roll_up(self._connections, keep=keep)
+
+    def record_statistics(self, tallies: Sequence[StatisticTally], *, version: str | None = None) -> None:
+        statistics.record(self._connections, tallies, version=version)
 
 
 def _uuid(text: str) -> UUID | None:

@@ -15,6 +15,7 @@ import psycopg
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
+from taskharbor.drivers.notices import Notice, NoticeInbox
 from taskharbor.drivers.postgres.server import translate_error
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 MIN_NOTIFY_SECONDS: Final = 0.001
 MAX_NOTIFY_SECONDS: Final = 0.005
 """Seconds between two NOTIFY statements. The pause grows while several calls request one, and they share it."""
-ANY_QUEUE: Final = ""
-"""The payload of notifications about jobs whose queue is not known."""
 NOTIFY: Final[LiteralString] = """
     SELECT pg_notify(%(channel)s, queue)
       FROM unnest(%(queues)s::text[]) AS asked (queue)
@@ -38,6 +37,8 @@ _LOG: Final = logging.getLogger("taskharbor.notify")
 SELF_TEST_SECONDS: Final = 30.0  # without a notification, after which the connection notifies itself
 ECHO_TIMEOUT_SECONDS: Final = 5.0  # within which that notification must arrive
 RECONNECT_SECONDS: Final = 1.0
+LOST_SECONDS: Final = 30.0
+"""After how long without a connection that is logged. Before, the server restarts, and those who call it log that."""
 # A demoted server still accepts NOTIFY; the condition keeps it from being taken for the primary.
 _SELF_NOTIFY: Final = b"SELECT pg_notify($1, $2) WHERE NOT current_setting('transaction_read_only')::boolean"
 
@@ -53,13 +54,13 @@ def ready_queues(jobs: Iterable[NewJob]) -> set[str]:
 
 _NOTIFY_ALL: Final[LiteralString] = """
     -- A notification need not be durable; flushing the WAL for it would delay the next insert.
-    SELECT set_config('synchronous_commit', 'off', true), pg_notify(%(channel)s, queue)
-      FROM unnest(%(queues)s::text[]) AS asked (queue)
+    SELECT set_config('synchronous_commit', 'off', true), pg_notify(%(channel)s, topic)
+      FROM unnest(%(topics)s::text[]) AS asked (topic)
 """
 
 
 class PostgresNotifier:
-    """Wakes listeners after jobs are committed: those of the same driver immediately, all others from a thread.
+    """Notifies listeners after a commit: those of the same driver immediately, all others from a thread.
 
     A transaction with NOTIFY holds a server-wide lock while it commits, so NOTIFY is not part of an
     insert. Calls made during a NOTIFY, or within a short pause after it, share the next one.
@@ -72,22 +73,22 @@ class PostgresNotifier:
 
     def _reset(self) -> None:
         self._changed = threading.Condition()
-        self._queues: set[str] = set()
+        self._topics: set[str] = set()
         self._thread: threading.Thread | None = None
         self._is_closed = self._is_pausing = False
         self._requests, self._pause = 0, MIN_NOTIFY_SECONDS
         self._pid = os.getpid()
 
-    def notify(self, queues: Collection[str]) -> None:
-        """Wake the listeners of *queues*."""
-        if not queues:
+    def notify(self, topics: Collection[str]) -> None:
+        """Notify the listeners of *topics*."""
+        if not topics:
             return
         if self._pid != os.getpid():
             self._reset()  # the thread exists in the parent process only
-        self._listeners.notify(queues)
+        self._listeners.notify(topics)
         with self._changed:
-            is_thread_waiting = not self._queues and not self._is_pausing
-            self._queues.update(queues)
+            is_thread_waiting = not self._topics and not self._is_pausing
+            self._topics.update(topics)
             self._requests += 1
             if self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._run, name="taskharbor-notify", daemon=True)
@@ -105,11 +106,11 @@ class PostgresNotifier:
             self._thread.join(timeout=self._connections.address.deadline.total_seconds())
 
     def _run(self) -> None:
-        while queues := self._next():
+        while topics := self._next():
             try:
                 with self._connections.connection() as db:
                     self._listeners.notified_backend = db.backend
-                    parameters = {"channel": channel_name(self._connections.address.schema), "queues": sorted(queues)}
+                    parameters = {"channel": channel_name(self._connections.address.schema), "topics": sorted(topics)}
                     db.execute(_NOTIFY_ALL, parameters)
             except (StoreUnavailable, psycopg.Error):
                 pass  # a notification is only a hint; workers also poll
@@ -125,18 +126,19 @@ class PostgresNotifier:
 
     def _next(self) -> set[str]:
         with self._changed:
-            self._changed.wait_for(lambda: self._queues or self._is_closed)
-            queues, self._queues, self._requests = self._queues, set(), 0
-            return queues
+            self._changed.wait_for(lambda: self._topics or self._is_closed)
+            topics, self._topics, self._requests = self._topics, set(), 0
+            return topics
 
 
 class ListenConnection:
-    """Wakes the listeners of each notified queue, from a thread of its own.
+    """Notifies the listeners of each topic that was notified, from a thread of its own.
 
     LISTEN fails without an error behind a pooler, or on a socket whose peer is gone. So the
     connection notifies itself after connecting and after a time without notifications, and
-    reconnects if that notification does not arrive. Losing and restoring the connection are each
-    logged once. Both wake all listeners, because notifications may have been lost.
+    reconnects if that notification does not arrive. A connection that failed silently, or cannot be
+    restored, is logged once, and so is its return. Both wake all listeners, because notifications may
+    have been lost.
     """
 
     def __init__(self, address: ServerAddress, listeners: ListenerRegistry) -> None:
@@ -146,7 +148,8 @@ class ListenConnection:
         self._connect_at = 0.0
         self._last_notified_at = self._self_notified_at = 0.0
         self._expected_echo: str | None = None
-        self._is_disconnected = self._is_closed = self._is_stale = False
+        self._is_disconnected = self._is_closed = self._is_stale = self._is_reported = False
+        self._lost_at = 0.0
         self._thread: threading.Thread | None = None
         if address.is_pooled:
             _LOG.info("LISTEN disabled behind a pooler; polling")
@@ -200,23 +203,23 @@ class ListenConnection:
             self._read_notifications()
 
     def _read_notifications(self) -> None:
-        """Read the notifications that arrived, and wake their listeners."""
+        """Read the notifications that arrived, and pass them to their listeners."""
         if self._db is None:
             return
-        queues = set()
+        topics = set()
         try:
             self._db.pgconn.consume_input()
             while not self._db.pgconn.is_busy() and self._db.pgconn.get_result() is not None:
                 pass  # the results of _SELF_NOTIFY
             while (notification := self._db.pgconn.notifies()) is not None:
                 if notification.be_pid != self._listeners.notified_backend:
-                    queues.add(notification.extra.decode())
+                    topics.add(notification.extra.decode())
         except psycopg.Error as error:
             self._lose_connection(self._message_of(error))
             return
-        self._listeners.notify(queues)
+        self._listeners.notify(topics)
         self._last_notified_at = time.monotonic()
-        if self._expected_echo in queues:
+        if self._expected_echo in topics:
             self._expected_echo = None
             self._report_recovery()
 
@@ -244,7 +247,8 @@ class ListenConnection:
         elif self._expected_echo:
             self._lose_connection(
                 "its own NOTIFY did not arrive: the peer is gone, the server is read-only, "
-                "or the connection goes through a pooler"
+                "or the connection goes through a pooler",
+                is_silent=True,
             )
         else:
             self._notify_self()
@@ -274,22 +278,25 @@ class ListenConnection:
             self._lose_connection(str(error))
         else:
             self._notify_self()
-            self._listeners.notify([ANY_QUEUE])  # notifications may have been lost meanwhile
+            self._listeners.wake_all()  # notifications may have been lost meanwhile
 
     def _message_of(self, error: psycopg.Error) -> str:
         return str(translate_error(error, self._address.place))
 
-    def _lose_connection(self, reason: str) -> None:
+    def _lose_connection(self, reason: str, *, is_silent: bool = False) -> None:
         self._disconnect()
         if not self._is_disconnected:
-            _LOG.warning("LISTEN connection lost; polling, will reconnect: %s", reason)
-            self._listeners.notify([ANY_QUEUE])
+            self._lost_at = time.monotonic()
+            self._listeners.wake_all()
         self._is_disconnected = True
+        if not self._is_reported and (is_silent or time.monotonic() >= self._lost_at + LOST_SECONDS):
+            self._is_reported = True
+            _LOG.warning("LISTEN connection lost; polling, will reconnect: %s", reason)
 
     def _report_recovery(self) -> None:
-        if self._is_disconnected:
+        if self._is_reported:
             _LOG.info("LISTEN connection restored")
-        self._is_disconnected = False
+        self._is_disconnected = self._is_reported = False
 
     def _disconnect(self) -> None:
         if self._db is not None:
@@ -298,28 +305,25 @@ class ListenConnection:
 
 
 class PostgresListener:
-    """Waits for notifications about jobs of some queues."""
+    """Waits for notifications about jobs of some queues, and about cancels of a worker's jobs."""
 
-    def __init__(self, listeners: ListenerRegistry, queues: Collection[str]) -> None:
-        self.queues = frozenset({ANY_QUEUE, *queues})
+    def __init__(self, listeners: ListenerRegistry, queues: Collection[str], worker: str | None) -> None:
+        self._queues, self._worker = queues, worker
         self._listeners = listeners
         self._register()
 
     def _register(self) -> None:
-        self._woken = threading.Event()
+        self.inbox = NoticeInbox(self._queues, self._worker)
         self._pid = os.getpid()
         self._listeners.add(self)
 
-    def wait(self, timeout: timedelta) -> bool:
+    def wait(self, timeout: timedelta) -> Notice:
         self._reopen_after_fork()
-        was_notified = self._woken.wait(timeout.total_seconds())
-        # Cleared before the caller polls: a notification from here on ends the next wait.
-        self._woken.clear()
-        return was_notified
+        return self.inbox.wait(timeout)
 
     def wake(self) -> None:
         self._reopen_after_fork()
-        self._woken.set()
+        self.inbox.put(Notice.ALL)
 
     def close(self) -> None:
         if self._pid == os.getpid():
@@ -371,11 +375,16 @@ class ListenerRegistry:
         if connection is not None:
             connection.renew()
 
-    def notify(self, queues: Collection[str]) -> None:
-        """Wake the listeners of *queues*."""
-        if self._pid != os.getpid():
-            return  # the listeners belong to the parent process
+    def notify(self, topics: Collection[str]) -> None:
+        """Notify the listeners of *topics*."""
+        for listener in self._own_listeners():
+            listener.inbox.notify(topics)
+
+    def wake_all(self) -> None:
+        for listener in self._own_listeners():
+            listener.inbox.put(Notice.ALL)
+
+    def _own_listeners(self) -> frozenset[PostgresListener]:
+        """Return the listeners, unless they belong to the parent process."""
         # No lock is needed: the set is immutable, and add and remove replace it.
-        for listener in self._listeners:
-            if not listener.queues.isdisjoint(queues):
-                listener.wake()
+        return self._listeners if self._pid == os.getpid() else frozenset()

@@ -4,23 +4,26 @@ A day of millions of jobs cannot be scanned by one statement before its deadline
 phases, and ``th_pruning`` records their progress:
 
 1. The leaf is scanned in the order of ids. Jobs that have a key, attempts or events are removed row by row,
-   together with these, so that a key and its job disappear at the same time.
+   together with these, so that a key and its job disappear at the same time. Log lines are not read by
+   themselves, so those of other jobs are left for the third phase.
 2. The leaf is detached, under a lock that lasts for a change of the catalog. After that no job can be added
    to it, and no caller sees its jobs.
 3. The detached leaf is scanned again: jobs may have been added behind the position of phase 1, because a
-   clock was set back or a long transaction committed. Their keys, attempts and events are removed, and all
-   jobs are counted as removed. Then the table is dropped, which locks no other table.
+   clock was set back or a long transaction committed. Their keys, attempts and events are removed, as are
+   the log lines of all jobs, and all jobs are counted as removed. Then the table is dropped, which locks no
+   other table.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
 from taskharbor.drivers.postgres.pool import run_statements
 from taskharbor.drivers.postgres.rows import NOW
+from taskharbor.drivers.postgres.schema import OPERATORS_VERSION
 from taskharbor.drivers.postgres.server import REPLY_TIMEOUT_FACTOR
 
 if TYPE_CHECKING:
@@ -40,6 +43,12 @@ STATEMENT_TIMEOUT: Final = timedelta(minutes=10)
 """The statement timeout of retention: its statements read or drop many rows, and no caller waits for them."""
 _PREFIX: Final = "th_jobs_finished_"
 
+_DELETE_LOGS: Final[LiteralString] = """logs AS (
+        DELETE FROM th_attempt_logs
+         WHERE job_id = ANY (ARRAY(SELECT id FROM {jobs}))
+    ),"""
+_LOGS_OF_OLD: Final[LiteralString] = _DELETE_LOGS.format(jobs="old")
+_LOGS_OF_GONE: Final[LiteralString] = _DELETE_LOGS.format(jobs="gone")
 REMOVE: Final[LiteralString] = f"""
     -- Remove a batch of jobs that ended before a time, with their keys, attempts and events. Jobs
     -- that have an unpublished event stay.
@@ -71,6 +80,7 @@ REMOVE: Final[LiteralString] = f"""
         DELETE FROM th_attempts
          WHERE job_id = ANY (ARRAY(SELECT id FROM old))
     ),
+    {_LOGS_OF_OLD}
     events AS (
         DELETE FROM th_outbox
          WHERE job_id = ANY (ARRAY(SELECT id FROM old))
@@ -152,6 +162,7 @@ _FORGET: Final[LiteralString] = f"""
         DELETE FROM th_attempts
          WHERE job_id = ANY (ARRAY(SELECT id FROM gone))
     ),
+    {_LOGS_OF_GONE}
     events AS (
         DELETE FROM th_outbox
          WHERE job_id = ANY (ARRAY(SELECT id FROM gone))
@@ -183,9 +194,12 @@ def transact(connections: PostgresPool, steps: Callable[[], Steps[T]], *, timeou
     Both the server and the client enforce the deadline, and both limits are raised. The server's limit is set
     after the session settings: behind a pooler these are set in each transaction, and include it.
     """
+    has_logs = _has_logs(connections)
 
     def work(db: ServerConnection) -> T:
         def fetch(statement: LiteralString, **parameters: Any) -> list[Row]:
+            if not has_logs:
+                statement = statement.replace(_LOGS_OF_OLD, "").replace(_LOGS_OF_GONE, "")
             connections.statements += 1
             return db.fetch(connections.qualified(statement), connections.with_now(parameters))
 
@@ -219,7 +233,7 @@ class PruneStep:
 
 
 class DayPartitions:
-    """Removes leaf partitions of finished jobs that are past their retention. Needs schema `PRUNING_VERSION`."""
+    """Removes leaf partitions of finished jobs that are past their retention."""
 
     def __init__(self, connections: PostgresPool) -> None:
         self._connections = connections
@@ -235,6 +249,16 @@ class DayPartitions:
     def step(self, leaf: LiteralString, older_than: timedelta, *, limit: int) -> PruneStep:
         """Run the next step for *leaf* in one transaction; remove up to *limit* jobs row by row."""
         return transact(self._connections, lambda: _step(leaf, older_than, limit), timeout=STATEMENT_TIMEOUT)
+
+
+def _has_logs(connections: PostgresPool) -> bool:
+    """Return whether the schema has log lines to remove.
+
+    While it has not, it is read again: a process that connected before the migration must remove them, too.
+    """
+    if connections.schema_version < OPERATORS_VERSION:
+        connections.check_schema_again()
+    return connections.schema_version >= OPERATORS_VERSION
 
 
 def _step(leaf: LiteralString, older_than: timedelta, limit: int) -> Steps[PruneStep]:
@@ -295,5 +319,9 @@ def _is_day(name: str) -> bool:
 
 
 def _end_of(name: str) -> datetime:
-    day = datetime.strptime(name.removeprefix(_PREFIX), "%Y%m%d").replace(tzinfo=UTC)
-    return day + timedelta(days=1)
+    return datetime.combine(day_of(name), time(tzinfo=UTC)) + timedelta(days=1)
+
+
+def day_of(name: str) -> date:
+    """Return the day of a leaf."""
+    return datetime.strptime(name.removeprefix(_PREFIX), "%Y%m%d").replace(tzinfo=UTC).date()

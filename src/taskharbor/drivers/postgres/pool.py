@@ -148,6 +148,10 @@ class PostgresPool:
             self._schema_version = self._check()
         return self._schema_version
 
+    def check_schema_again(self) -> None:
+        """Let the next use of the schema version read it again."""
+        self._schema_version = 0
+
     def fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         """Run one statement in a transaction of its own, and return its rows."""
         query = self.qualified(statement)

@@ -10,9 +10,8 @@ from psycopg.errors import LockNotAvailable, UndefinedTable
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres import partitions
-from taskharbor.drivers.postgres.partitions import REFERENCED, REMOVE, STATEMENT_TIMEOUT, DayPartitions, old_days
+from taskharbor.drivers.postgres.partitions import REMOVE, STATEMENT_TIMEOUT, DayPartitions
 from taskharbor.drivers.postgres.rows import NOW
-from taskharbor.drivers.postgres.schema import PRUNING_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +24,7 @@ DAYS_AHEAD: Final = 7
 
 _OLDEST_FIRST: Final[LiteralString] = "ORDER BY job.completed_at"
 _REMOVE_DEAD: Final[LiteralString] = REMOVE.format(leaf="th_jobs_dead", only=_OLDEST_FIRST)
-_REMOVE_DEAD_BY_ID: Final[LiteralString] = REMOVE.format(leaf="th_jobs_dead", only="AND job.id = ANY (%(ids)s)")
+REMOVE_DEAD_BY_ID: Final[LiteralString] = REMOVE.format(leaf="th_jobs_dead", only="AND job.id = ANY (%(ids)s)")
 _REMOVE_DEFAULT: Final[LiteralString] = REMOVE.format(leaf="th_jobs_finished_default", only=_OLDEST_FIRST)
 
 
@@ -37,18 +36,14 @@ class Retention:
     def purge(self, *, older_than: timedelta, limit: int, job_ids: Sequence[JobId] | None = None) -> int:
         if job_ids is None:
             return self._remove(_REMOVE_DEAD, older_than, limit)
-        return self._remove(_REMOVE_DEAD_BY_ID, older_than, limit, ids=list(job_ids))
+        return self._remove(REMOVE_DEAD_BY_ID, older_than, limit, ids=list(job_ids))
 
     def prune(self, *, older_than: timedelta, limit: int, within: timedelta | None = None) -> int:
         """Remove old days, then old jobs of the default partition."""
         stop_at = math.inf if within is None else time.monotonic() + within.total_seconds()
         done = PruneBudget(limit)
-        has_days = self._connections.schema_version >= PRUNING_VERSION
         try:
-            if has_days:
-                self._prune_days(older_than, done, stop_at)
-            else:
-                self._prune_whole_days(older_than, done)
+            self._prune_days(older_than, done, stop_at)
         except StoreUnavailable as error:
             # Another session reads the day or has dropped it; the next call continues. Do not wait for the lock again:
             # sessions that finish a job would wait behind this one.
@@ -83,23 +78,6 @@ class Retention:
             return (yield statement, parameters)
 
         return partitions.transact(self._connections, fetch, timeout=STATEMENT_TIMEOUT)
-
-    _DROP: LiteralString = f"""
-        SELECT th_drop_day(%(leaf)s, {NOW})
-    """
-
-    def _prune_whole_days(self, older_than: timedelta, done: PruneBudget) -> None:
-        """Remove days on schema versions before `PRUNING_VERSION`: scan each one as a whole, then drop it."""
-        for leaf in old_days(self._connections, older_than):
-            remove_referenced = REMOVE.format(leaf=leaf, only=f"AND ({REFERENCED})")
-            done.rows += self._remove(remove_referenced, older_than, done.left)
-            if done.is_full:
-                return
-            [(dropped,)] = self._fetch(self._DROP, leaf=leaf)
-            if dropped is None:  # a job in it must stay
-                done.rows += self._remove(REMOVE.format(leaf=leaf, only=""), older_than, done.left)
-            else:
-                done.of_days += dropped
 
     _MAKE: LiteralString = f"""
         SELECT th_make_days(({NOW} AT TIME ZONE 'UTC')::date, %(days)s)

@@ -7,21 +7,30 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from taskharbor.core.errors import Problem, UsageError
-from taskharbor.drivers.migrate import load_migrations
+from taskharbor.core.errors import Problem, SchemaOutOfDate, UsageError
+from taskharbor.drivers.migrate import RUN_MIGRATIONS, load_migrations
 from taskharbor.drivers.postgres.server import ENCODING, translate_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskharbor.drivers.migrate import Migration
+    from taskharbor.drivers.postgres.pool import PostgresPool
     from taskharbor.drivers.postgres.server import ServerAddress
 
 MIGRATIONS: Final = load_migrations("taskharbor.drivers.postgres.migrations")
-PRUNING_VERSION: Final = 2
-"""The migration that added th_pruning."""
-SETTINGS_VERSION: Final = 2
-"""The migration that added th_settings."""
+DECLARED_VERSION: Final = 3
+"""The migration that added the columns declared_at of th_schedules and schedules of th_workers."""
+OPERATORS_VERSION: Final = 4
+"""The migration that added what operators need: bulk operations, statistics, captured log lines and timelines."""
+
+
+def require_operators(connections: PostgresPool) -> None:
+    """Raise `SchemaOutOfDate` unless the schema has what that migration added. Read the version again before."""
+    if connections.schema_version < OPERATORS_VERSION:
+        connections.check_schema_again()
+        if (found := connections.schema_version) < OPERATORS_VERSION:
+            raise SchemaOutOfDate(str(found), str(OPERATORS_VERSION), RUN_MIGRATIONS)
 
 
 class PostgresSchema:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 from psycopg import conninfo
 
-from taskharbor.core.errors import Problem, StoreUnavailable, UsageError
+from taskharbor.core.errors import Problem, StoreRefused, StoreUnavailable, UsageError
+from taskharbor.drivers.postgres.rows import UuidArray, UuidArrayDumper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,7 +58,7 @@ _HINTS: Final = {
     "08P01": _POOLER,
     "25006": "the server is read-only; connect to the primary",
     "26000": _POOLER,
-    "28000": "this user may not connect; check pg_hba.conf",
+    "28000": "this user does not exist or may not connect; check its name and pg_hba.conf",
     "28P01": "wrong user or password; in a URL, write special characters as %XX",
     "3D000": "this database does not exist; create it, or correct its name",
     "3F000": "this schema does not exist; run 'taskharbor migrate up'",
@@ -74,6 +75,7 @@ _HINTS: Final = {
     "57P03": "the server does not accept connections yet",
     "57P05": "the server closed an idle connection",
 }
+_REFUSED: Final = {"08P01", "28000", "28P01", "3D000", "42501"}
 _UNAVAILABLE: Final = {"08001", "25006", "57P01", "57P02", "57P03", None}
 _FULL: Final = "53300"
 # Errors of the server or its machine, not of the statement: the same call may succeed later.
@@ -94,12 +96,13 @@ _CODES_OF_MESSAGES: Final = {
 def translate_error(error: psycopg.Error, place: str, *, backend: int | None = None) -> Exception:
     """Return a `StoreUnavailable` if the server is the cause; return errors of the SQL or the data unchanged."""
     first_line = str(error).strip().split("\n", 1)[0]
-    hint = _HINTS.get(_code(error) or "")
+    code = _code(error)
+    hint = _HINTS.get(code or "")
     reason = f"{place}: {hint} ({first_line})" if hint else f"{place}: {first_line}"
     if backend is not None:
         return ReplyLost(reason, backend)
     if hint or _is_server_error(error):
-        return StoreUnavailable(reason)
+        return StoreRefused(reason) if code in _REFUSED else StoreUnavailable(reason)
     return error
 
 
@@ -165,6 +168,13 @@ class ServerAddress:
         host = parts.get("host") or parts.get("hostaddr") or "the local socket"
         return f"database {parts.get('dbname') or parts.get('user') or ''!r} on {host}"
 
+    @property
+    def host_and_port(self) -> tuple[str, int] | None:
+        """The first server of the URL; None if that is a local socket."""
+        parts = conninfo.conninfo_to_dict(self.url)
+        host, port = (str(parts.get(name) or "").split(",")[0] for name in ("host", "port"))
+        return (host, int(port or 5432)) if host and not host.startswith(("/", "@")) else None
+
     def connect(self, *, with_settings: bool = True) -> ServerConnection:
         """Connect before the deadline; apply `settings` if *with_settings* is true."""
         has_settings = with_settings and not self.is_pooled
@@ -173,6 +183,7 @@ class ServerAddress:
             autocommit=True,
             prepare_threshold=0 if has_settings else None,
         )
+        db.adapters.register_dumper(UuidArray, UuidArrayDumper)
         db.reply_timeout_seconds = REPLY_TIMEOUT_FACTOR * self.deadline.total_seconds() if self.is_timed else None
         if has_settings:
             db.check_session()

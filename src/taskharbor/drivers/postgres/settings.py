@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, LiteralString
 
-from taskharbor.drivers.postgres.schema import SETTINGS_VERSION
 from taskharbor.drivers.postgres.server import ReplyLost
 
 if TYPE_CHECKING:
@@ -56,8 +55,6 @@ class PostgresSettings:
         known = self._known.get(name)
         if known is not None:
             return known
-        if self._connections.schema_version < SETTINGS_VERSION:
-            return value
         try:
             recorded = self._read_or_record(name, value)
         except ReplyLost as lost:
@@ -72,9 +69,7 @@ class PostgresSettings:
         return str(found)
 
     def all(self) -> dict[str, str]:
-        return {} if self._connections.schema_version < SETTINGS_VERSION else dict(self._connections.fetch(_ALL))
+        return dict(self._connections.fetch(_ALL))
 
     def change(self, name: str, value: str, *, instead_of: str) -> bool:
-        if self._connections.schema_version < SETTINGS_VERSION:
-            return False
         return bool(self._connections.fetch(_CHANGE, name=name, value=value, instead_of=instead_of))

@@ -13,9 +13,11 @@ from psycopg.rows import tuple_row
 
 from taskharbor.core.errors import Problem, SchemaOutOfDate, UsageError
 from taskharbor.core.states import Event
+from taskharbor.drivers.notices import ANY_QUEUE
 from taskharbor.drivers.postgres.insert import insert
-from taskharbor.drivers.postgres.notify import ANY_QUEUE, NOTIFY, channel_name, ready_queues
+from taskharbor.drivers.postgres.notify import NOTIFY, channel_name, ready_queues
 from taskharbor.drivers.postgres.pool import arun_statements, run_statements
+from taskharbor.drivers.postgres.rows import UuidArray, UuidArrayDumper
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.drivers.postgres.settle import WAITS, settle_statements
 from taskharbor.drivers.unwrap import check_kind
@@ -49,7 +51,7 @@ class PostgresTransaction:
         self._connection = connection
         self._connections = connections
         self._settings = settings
-        self._notification = _Notification(connections, is_on=notify)
+        self._notification = Notification(connections, is_on=notify)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
@@ -62,11 +64,11 @@ class PostgresTransaction:
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
         return self._run(
-            self._notification.after(settle_statements(settlements, WAITS), _queues_to_notify(settlements))
+            self._notification.after(settle_statements(settlements, WAITS), self._notification.queues_of(settlements))
         )
 
     def _run(self, steps: Steps[T]) -> T:
-        _check_connection(self._connection)
+        check_connection(self._connection)
         with _translate_missing_tables():
             return run_statements(steps, self._fetch)
 
@@ -74,6 +76,7 @@ class PostgresTransaction:
         query, values = self._connections.qualified(statement), self._connections.with_now(parameters)
         # Not connection.cursor(): the cursor class of Django's connections returns no binary results.
         with Cursor(self._connection, row_factory=tuple_row) as cursor:
+            cursor.adapters.register_dumper(UuidArray, UuidArrayDumper)
             # Never prepared: the connection may go through a pooler.
             cursor.execute(query, values, prepare=False, binary=True)
             return [] if cursor.rownumber is None else cursor.fetchall()
@@ -89,7 +92,7 @@ class AsyncPostgresTransaction:
         self._connection = connection
         self._connections = connections
         self._settings = settings
-        self._notification = _Notification(connections, is_on=notify)
+        self._notification = Notification(connections, is_on=notify)
 
     async def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Store *jobs* in the transaction that is open, or that psycopg opens for them."""
@@ -103,22 +106,23 @@ class AsyncPostgresTransaction:
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
         """Record how attempts ended in the transaction that is open, or that psycopg opens for it."""
         return await self._run(
-            self._notification.after(settle_statements(settlements, WAITS), _queues_to_notify(settlements))
+            self._notification.after(settle_statements(settlements, WAITS), self._notification.queues_of(settlements))
         )
 
     async def _run(self, steps: Steps[T]) -> T:
-        _check_connection(self._connection)
+        check_connection(self._connection)
         with _translate_missing_tables():
             return await arun_statements(steps, self._fetch)
 
     async def _fetch(self, statement: LiteralString, **parameters: Any) -> list[Row]:
         query, values = self._connections.qualified(statement), self._connections.with_now(parameters)
         async with AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
+            cursor.adapters.register_dumper(UuidArray, UuidArrayDumper)
             await cursor.execute(query, values, prepare=False, binary=True)
             return [] if cursor.rownumber is None else await cursor.fetchall()
 
 
-class _Notification:
+class Notification:
     """Adds a NOTIFY to the transaction. Listeners receive it at commit, and not at all after a rollback."""
 
     def __init__(self, connections: PostgresPool, *, is_on: bool) -> None:
@@ -132,6 +136,11 @@ class _Notification:
             yield NOTIFY, {"channel": self._channel, "queues": sorted(queues)}
         return answers
 
+    @staticmethod
+    def queues_of(settlements: Sequence[Settlement]) -> list[str]:
+        """Return the queues to notify: any queue if a job was released, because its queue is not known."""
+        return [ANY_QUEUE] if any(each.outcome.event is Event.RELEASE for each in settlements) else []
+
 
 @contextmanager
 def _translate_missing_tables() -> Iterator[None]:
@@ -142,12 +151,8 @@ def _translate_missing_tables() -> Iterator[None]:
         raise SchemaOutOfDate("0", str(len(MIGRATIONS)), _NO_TABLES) from error
 
 
-def _queues_to_notify(settlements: Sequence[Settlement]) -> list[str]:
-    """Return the queues to notify: any queue if a job was released, because its queue is not known."""
-    return [ANY_QUEUE] if any(each.outcome.event is Event.RELEASE for each in settlements) else []
-
-
-def _check_connection(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+def check_connection(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    """Raise `UsageError` if *connection* cannot send every text, or has no transaction and will not open one."""
     if connection.info.encoding != "utf-8":
         encoding = connection.info.parameter_status("client_encoding")
         rule = "it could not send every text; connect with client_encoding=UTF8"

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final, LiteralString
 from taskharbor.core.errors import IllegalTransition, JobNotFound
 from taskharbor.core.results import Transitioned
 from taskharbor.core.states import Event, Status
-from taskharbor.drivers.sqlite.rows import maybe_micros, micros
+from taskharbor.drivers.sqlite.rows import maybe_micros, micros, span
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
+    from datetime import timedelta
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import ApiKey, AuditEntry, Schedule
@@ -30,13 +31,16 @@ _CANCEL: Final = """
            cancel_requested_at = iif(status = 'PROCESSING', coalesce(cancel_requested_at, :now), NULL)
      WHERE id = :id
        AND status IN ('PENDING', 'ENQUEUED', 'FAILED', 'PROCESSING')
-    RETURNING status
+    RETURNING status, iif(status = 'PROCESSING', worker_id, NULL)
 """
 
 
-def cancel(db: sqlite3.Connection, job_id: JobId, now: int) -> Answer:
+def cancel(db: sqlite3.Connection, job_id: JobId, now: int) -> tuple[Answer, str | None]:
+    """Cancel a job, and return the answer and the worker that runs the job, if any."""
     row = db.execute(_CANCEL, {"id": job_id.bytes, "now": now}).fetchone()
-    return _refused(db, job_id, Event.CANCEL) if row is None else Transitioned(job_id, Status(row[0]))
+    if row is None:
+        return _refused(db, job_id, Event.CANCEL), None
+    return Transitioned(job_id, Status(row[0])), row[1]
 
 
 _RECORD_REQUEUE: Final = """
@@ -57,7 +61,14 @@ _REQUEUE: Final = """
        SET status = 'PENDING',
            payload = coalesce(:payload, payload),
            life = life + 1,
-           max_attempts = attempt_count + :budget,
+           max_attempts = attempt_count + coalesce(:budget, max_attempts - coalesce((
+               -- What earlier lives have used: 0 in the first one.
+               SELECT before.attempt
+                 FROM th_attempts AS before
+                WHERE before.job_id = th_jobs.id
+                  AND before.life = th_jobs.life - 1
+                  AND before.event = 'requeue'
+           ), 0)),
            scheduled_for = :due,
            cancel_requested_at = NULL,
            dead_at = NULL,
@@ -128,13 +139,13 @@ class SqliteControl:
         self._settings = settings
 
     _PAUSE: LiteralString = """
-        INSERT INTO th_queues (name, paused_at, paused_by)
-        VALUES (:name, :now, :by)
+        INSERT INTO th_queues (name, paused_at, paused_by, paused_reason, paused_until)
+        VALUES (:name, :now, :by, :reason, :now + :lasts)
             ON CONFLICT (name) DO NOTHING
     """
 
-    def pause(self, queues: Sequence[str], *, by: str) -> list[bool]:
-        return self._each(self._PAUSE, queues, by=by)
+    def pause(self, queues: Sequence[str], *, by: str, reason: str = "", lasts: timedelta | None = None) -> list[bool]:
+        return self._each(self._PAUSE, queues, by=by, reason=reason, lasts=None if lasts is None else span(lasts))
 
     _RESUME: LiteralString = """
         DELETE FROM th_queues
@@ -146,9 +157,10 @@ class SqliteControl:
 
     _PUT_SCHEDULE: LiteralString = """
         INSERT INTO th_schedules
-               (name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at, last_job_id)
+               (name, cron, timezone, type, queue, payload, options, next_at, fired_at, paused_at, last_job_id,
+                declared_at)
         VALUES (:name, :cron, :timezone, :type, :queue, :payload, :options, :next_at, :fired_at, :paused_at,
-                :last_job_id)
+                :last_job_id, :declared_at)
             ON CONFLICT (name) DO UPDATE
            SET cron = :cron,
                timezone = :timezone,
@@ -156,7 +168,8 @@ class SqliteControl:
                queue = :queue,
                payload = :payload,
                options = :options,
-               next_at = iif(cron = :cron AND timezone = :timezone, next_at, :next_at)
+               next_at = iif(cron = :cron AND timezone = :timezone, next_at, :next_at),
+               declared_at = :declared_at
     """
 
     def put_schedules(self, schedules: Sequence[Schedule]) -> None:
@@ -195,13 +208,21 @@ class SqliteControl:
         return self._settings.change(name, value, instead_of=instead_of)
 
     _ADD_KEY: LiteralString = """
-        INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at)
-        VALUES (:id, :name, :digest, :scopes, :created_at, :expires_at, :revoked_at)
+        INSERT INTO th_api_keys (id, name, digest, scopes, created_at, expires_at, revoked_at, parent)
+        VALUES (:id, :name, :digest, :scopes, :created_at, :expires_at, :revoked_at, :parent)
             ON CONFLICT (id) DO NOTHING
     """
 
+    _REMOVE_SESSIONS: LiteralString = """
+        DELETE FROM th_api_keys
+         WHERE parent IS NOT NULL
+           AND expires_at <= :now
+    """
+
     def add_keys(self, keys: Sequence[ApiKey]) -> list[bool]:
-        with self._connections as (db, _):
+        with self._connections as (db, now):
+            if any(key.parent is not None for key in keys):
+                db.execute(self._REMOVE_SESSIONS, {"now": now})
             return [db.execute(self._ADD_KEY, _key_columns(key)).rowcount == 1 for key in keys]
 
     _REVOKE_KEY: LiteralString = """
@@ -210,9 +231,13 @@ class SqliteControl:
          WHERE id = :name
            AND revoked_at IS NULL
     """
+    _REVOKE_SESSIONS: LiteralString = _REVOKE_KEY.replace("id = :name", "parent = :name")
 
     def revoke_keys(self, ids: Sequence[str]) -> list[bool]:
-        return self._each(self._REVOKE_KEY, ids)
+        with self._connections as (db, now):
+            for each in ids:
+                db.execute(self._REVOKE_SESSIONS, {"name": each, "now": now})
+            return [db.execute(self._REVOKE_KEY, {"name": each, "now": now}).rowcount == 1 for each in ids]
 
     _NOTE_KEY_USE: LiteralString = """
         UPDATE th_api_keys
@@ -233,10 +258,10 @@ class SqliteControl:
         with self._connections as (db, now):
             db.executemany(self._RECORD_AUDIT, [_entry_columns(entry) | {"now": now} for entry in entries])
 
-    def _each(self, statement: str, names: Sequence[str], *, by: str | None = None) -> list[bool]:
+    def _each(self, statement: str, names: Sequence[str], **params: str | int | None) -> list[bool]:
         """Run *statement* for every name in one transaction, and return for which it changed a row."""
         with self._connections as (db, now):
-            return [db.execute(statement, {"name": name, "now": now, "by": by}).rowcount == 1 for name in names]
+            return [db.execute(statement, {"name": name, "now": now, **params}).rowcount == 1 for name in names]
 
 
 def _columns(schedule: Schedule) -> dict[str, str | bytes | int | None]:
@@ -252,6 +277,7 @@ def _columns(schedule: Schedule) -> dict[str, str | bytes | int | None]:
         "fired_at": maybe_micros(schedule.fired_at),
         "paused_at": maybe_micros(schedule.paused_at),
         "last_job_id": None if schedule.last_job_id is None else schedule.last_job_id.bytes,
+        "declared_at": maybe_micros(schedule.declared_at),
     }
 
 
@@ -264,6 +290,7 @@ def _key_columns(key: ApiKey) -> dict[str, str | bytes | int | None]:
         "created_at": micros(key.created_at),
         "expires_at": maybe_micros(key.expires_at),
         "revoked_at": maybe_micros(key.revoked_at),
+        "parent": key.parent,
     }
 
 

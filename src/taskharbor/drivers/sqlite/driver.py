@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from taskharbor.core.claims import Claimant
+from taskharbor.core.durations import Duration, as_timedelta
 from taskharbor.core.model import claim_from_job
 from taskharbor.core.request import validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
 from taskharbor.drivers.records import RequeueChange, settle_separately
 from taskharbor.drivers.sqlite import claim, control, dispatch, insert, settle
+from taskharbor.drivers.sqlite.attempt_logs import SqliteAttemptLogs
+from taskharbor.drivers.sqlite.audit import SqliteAuditor
 from taskharbor.drivers.sqlite.control import SqliteControl
 from taskharbor.drivers.sqlite.inspector import SqliteInspector
 from taskharbor.drivers.sqlite.maintenance import SqliteMaintenance
 from taskharbor.drivers.sqlite.notify import SqliteListener, SqliteNotifier
+from taskharbor.drivers.sqlite.operations import SqliteOperations
 from taskharbor.drivers.sqlite.pool import SqlitePool
 from taskharbor.drivers.sqlite.rows import JOB, job, maybe_micros, micros, span
 from taskharbor.drivers.sqlite.schema import MIGRATIONS, SqliteSchema
@@ -66,24 +70,28 @@ class SqliteDriver:
         *,
         clock: Clock | None = None,
         synchronous: Literal["FULL", "NORMAL"] = "FULL",
-        deadline: timedelta = DEADLINE,
+        deadline: Duration = DEADLINE,
     ) -> None:
-        file = Path(path)
+        file, deadline = Path(path), as_timedelta(deadline, "deadline")
         migrate.migrate_up(SqliteSchema(file), MIGRATIONS)
         self._connections = SqlitePool(file, clock=clock, deadline=deadline, synchronous=synchronous)
+        self._scans = claim.SqliteQueueScans()
         self._notifier = SqliteNotifier(file)
         self.maintenance = SqliteMaintenance(self._connections, self._notifier)
         self._settings = SqliteSettings(self._connections)
         self.inspector = SqliteInspector(self._connections, self._settings)
         self.control = SqliteControl(self._connections, self._settings)
+        self.attempt_logs = SqliteAttemptLogs(self._connections)
+        self.operations = SqliteOperations(self._connections, self.maintenance, self._notifier)
+        self.auditor = SqliteAuditor(self._connections)
 
     @property
     def statements(self) -> int:
         """Return the number of transactions run so far."""
         return self._connections.statements
 
-    def listen(self, queues: Collection[str]) -> SqliteListener:
-        return SqliteListener(self._connections.path, queues)
+    def listen(self, queues: Collection[str], *, worker: str | None = None) -> SqliteListener:
+        return SqliteListener(self._connections.path, queues, worker=worker)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         with self._connections as (db, now):
@@ -118,7 +126,7 @@ class SqliteDriver:
     ) -> list[Claim]:
         claimant = Claimant(token, worker, lease, types, reclaim, unhandled_after)
         with self._connections as (db, now):
-            claims = claim.claim_due(
+            claims = self._scans.claim(
                 db, queue, claimant, now=now, limit=limit, overdue_after=overdue_after, overdue_only=overdue_only
             )
             if len(claims) < limit and reclaim:
@@ -164,6 +172,11 @@ class SqliteDriver:
         with self._connections as (db, now):
             return [settle.save_progress(db, held, progress, now) for held, progress in notes]
 
+    def cancel_requested(self, leases: Sequence[Lease]) -> list[bool]:
+        with self._connections.read() as db:
+            now = self._connections.now()
+            return [settle.cancel_requested(db, held, now) for held in leases]
+
     _READ_BACK: Final = f"""
         SELECT {JOB}
           FROM th_jobs
@@ -189,16 +202,18 @@ class SqliteDriver:
 
     def cancel(self, job_ids: Sequence[JobId]) -> list[Transitioned | IllegalTransition | JobNotFound]:
         with self._connections as (db, now):
-            return [control.cancel(db, job_id, now) for job_id in job_ids]
+            canceled = [control.cancel(db, job_id, now) for job_id in job_ids]
+        self._notifier.notify_cancels({worker for _, worker in canceled if worker is not None})
+        return [answer for answer, _ in canceled]
 
     def requeue(
         self,
         job_ids: Sequence[JobId],
         *,
         token: Token,
-        budget: int,
         by: str,
         reason: str,
+        budget: int | None = None,
         scheduled_for: datetime | None = None,
         delay: timedelta | None = None,
         queue: str | None = None,

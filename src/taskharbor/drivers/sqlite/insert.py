@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.errors import IdempotencyConflict
 from taskharbor.core.results import Enqueued, new_enqueued
 from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.drivers.sqlite.rows import EPOCH, MICROSECOND, job_id, marks, micros, span
+from taskharbor.drivers.sqlite.statistics import count_arrived
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,13 +33,13 @@ _COLUMNS: Final = """
 """
 INSERT_JOB: Final = f"""
     {_COLUMNS}
-    VALUES (?1, ?2, ?3, ?4, ?5, 'PENDING', ?6, ?7, ?8, 0, ?9, ?10, ?11)
+    VALUES (?, ?, ?, ?, ?, 'PENDING', ?, ?, ?, 0, ?, ?, ?)
 """
 # A job with an idempotency key is stored only if it holds the key.
 _INSERT_KEYED: Final = f"""
     {_COLUMNS}
-    SELECT ?1, ?2, ?3, ?4, ?5, 'PENDING', ?6, ?7, ?8, 0, ?9, ?10, ?11
-     WHERE EXISTS (SELECT 1 FROM th_keys WHERE queue = ?3 AND key = ?10 AND job_id = ?1)
+    SELECT ?, ?, ?, ?, ?, 'PENDING', ?, ?, ?, 0, ?, ?, ?
+     WHERE EXISTS (SELECT 1 FROM th_keys WHERE queue = ? AND key = ? AND job_id = ?)
 """
 
 
@@ -45,12 +47,22 @@ def insert(db: SqlExecutor, jobs: Sequence[NewJob], *, now: int, repeat: bool) -
     """Store *jobs* in the open transaction of *db*."""
     if repeat:
         known = _known(db, jobs)
-        answers = iter(_store(db, [job for job in jobs if job.id.bytes not in known], now))
+        answers = iter(_store_and_count(db, [job for job in jobs if job.id.bytes not in known], now))
         return [Enqueued(job.id, existed=True) if job.id.bytes in known else next(answers) for job in jobs]
     if len(jobs) == 1 and jobs[0].idempotency_key is None:
         db.execute(INSERT_JOB, _row(jobs[0], now))
+        count_arrived(db, [(jobs[0].queue, 1)])
         return [new_enqueued(jobs[0].id)]
-    return _store(db, jobs, now)
+    return _store_and_count(db, jobs, now)
+
+
+def _store_and_count(db: SqlExecutor, jobs: Sequence[NewJob], now: int) -> list[Enqueued | IdempotencyConflict]:
+    answers = _store(db, jobs, now)
+    new = (
+        job.queue for job, each in zip(jobs, answers, strict=True) if isinstance(each, Enqueued) and not each.existed
+    )
+    count_arrived(db, Counter(new).items())
+    return answers
 
 
 def _store(db: SqlExecutor, jobs: Sequence[NewJob], now: int) -> list[Enqueued | IdempotencyConflict]:
@@ -59,7 +71,8 @@ def _store(db: SqlExecutor, jobs: Sequence[NewJob], now: int) -> list[Enqueued |
         db.executemany(INSERT_JOB, [_row(job, now) for job in jobs])
         return [new_enqueued(job.id) for job in jobs]
     db.executemany(_INSERT_KEY, [(job.queue, job.idempotency_key, job.id.bytes, job.digest) for job in keyed])
-    db.executemany(_INSERT_KEYED, [_row(job, now) for job in keyed])
+    keys = [(job.queue, job.idempotency_key, job.id.bytes) for job in keyed]
+    db.executemany(_INSERT_KEYED, [_row(job, now) + key for job, key in zip(keyed, keys, strict=True)])
     without_key = [job for job in jobs if job.idempotency_key is None]
     db.executemany(INSERT_JOB, [_row(job, now) for job in without_key])
     holders = _holders(db, keyed)

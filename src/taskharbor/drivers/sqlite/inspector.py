@@ -7,6 +7,9 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString
 
+from taskharbor.drivers.records import audit_column
+from taskharbor.drivers.sqlite import delivery_notes, schedule_runs, statistics, worker_records
+from taskharbor.drivers.sqlite.roll_up import COUNTS, LINES
 from taskharbor.drivers.sqlite.rows import (
     API_KEY,
     ATTEMPT,
@@ -14,7 +17,6 @@ from taskharbor.drivers.sqlite.rows import (
     OUTBOX,
     SCHEDULE,
     WAITING,
-    WORKER,
     api_key,
     attempt,
     audit_entry,
@@ -28,17 +30,19 @@ from taskharbor.drivers.sqlite.rows import (
     schedule,
     span,
     summary,
-    worker,
 )
-from taskharbor.drivers.sqlite.search import GET, SUMMARIES, by_key, dead_groups, find, rows_of
+from taskharbor.drivers.sqlite.search import GET, SUMMARIES, by_key, count, dead_groups, find, next_up, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.messages import DeliveryNote
     from taskharbor.core.model import ApiKey, Attempt, AuditEntry, Job, JobSummary, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.core.results import DeadLetterGroup, FinishedCount, JobFilter, Page, QueueStats
+    from taskharbor.core.results import DeadLetterGroup, FinishedCount, JobFilter, Page, QueueStats, Refusal, Tally
+    from taskharbor.core.schedule_runs import ScheduleRun
+    from taskharbor.core.statistics import AppVersion, DeadHour, SeriesPoint, SeriesQuery
     from taskharbor.drivers.sqlite.pool import SqlitePool
     from taskharbor.drivers.sqlite.settings import SqliteSettings
 
@@ -63,6 +67,15 @@ class SqliteInspector:
         with self._connections.read() as db:
             return find(db, wanted, limit=limit, after=after)
 
+    def count(self, wanted: JobFilter, *, after: JobId | None = None) -> Tally:
+        with self._connections.read() as db:
+            return count(db, wanted, after=after)
+
+    def next_up(self, queue: str, *, limit: int) -> list[JobSummary]:
+        now = self._connections.now()
+        with self._connections.read() as db:
+            return next_up(db, queue, limit=limit, now=now)
+
     def find_by_key(self, key: str) -> list[JobId]:
         with self._connections.read() as db:
             return by_key(db, key)
@@ -81,6 +94,12 @@ class SqliteInspector:
             recorded[each.job_id].append(each)
         return [each for job_id in job_ids for each in recorded[job_id]]
 
+    def refusals(self, job_ids: Sequence[JobId]) -> list[Refusal]:
+        return worker_records.read_refusals(self._connections, job_ids)
+
+    def lost_attempts(self, worker_id: str, *, limit: int) -> list[Attempt]:
+        return worker_records.read_lost(self._connections, worker_id, limit=limit)
+
     _OUTBOX: LiteralString = f"""
         SELECT {OUTBOX}
           FROM th_outbox
@@ -93,6 +112,21 @@ class SqliteInspector:
         for row in map(outbox_row, self._of(self._OUTBOX, job_ids)):
             events[row.event.job_id].append(row)
         return [row for job_id in job_ids for row in events[job_id]]
+
+    _OUTBOX_PENDING: LiteralString = """
+        SELECT count(*)
+          FROM (
+               SELECT 1
+                 FROM th_outbox
+                WHERE published_at IS NULL
+                  AND given_up_at IS NULL
+                LIMIT :limit
+               )
+    """
+
+    def outbox_pending(self, *, limit: int) -> int:
+        with self._connections.read() as db:
+            return int(db.execute(self._OUTBOX_PENDING, {"limit": limit}).fetchone()[0])
 
     _KEPT_BY_EVENTS: LiteralString = """
         SELECT id
@@ -125,67 +159,17 @@ class SqliteInspector:
             row = db.execute(self._PUBLISHER_SEEN_AT).fetchone()
         return None if row is None else moment(row[0])
 
+    def delivery(self, queue: str) -> list[DeliveryNote]:
+        return delivery_notes.read(self._connections, queue)
+
     def _of(self, statement: str, job_ids: Sequence[JobId]) -> list[Any]:
         ids = [job_id.bytes for job_id in dict.fromkeys(job_ids)]
         with self._connections.read() as db:
             return rows_of(db, statement, ids)
 
-    COUNTS: LiteralString = f"""
-        SELECT queue, status, count(*) AS count
-          FROM th_jobs INDEXED BY th_jobs_waiting
-         WHERE {WAITING}
-         GROUP BY queue, status
-         UNION ALL
-        SELECT queue, status, count(*)
-          FROM th_jobs INDEXED BY th_jobs_processing
-         WHERE lease_expires_at IS NOT NULL
-         GROUP BY queue, status
-         UNION ALL
-        SELECT queue, status, count
-          FROM th_counts
-         UNION ALL
-        SELECT queue, status, count
-          FROM th_ended
-    """
-
     _QUEUES: LiteralString = f"""
-        -- A line is the waiting jobs of one queue and priority. Each step seeks the first job of the next line, so
-        -- the cost depends on the number of lines, not of jobs.
         WITH RECURSIVE
-        line (queue, priority, scheduled_for) AS (
-            SELECT head.queue, head.priority, head.scheduled_for
-              FROM th_jobs AS head
-             WHERE head.id = (
-                   SELECT id
-                     FROM th_jobs INDEXED BY th_jobs_waiting
-                    WHERE {WAITING}
-                    ORDER BY queue, priority, scheduled_for
-                    LIMIT 1
-                   )
-             UNION ALL
-            SELECT head.queue, head.priority, head.scheduled_for
-              FROM line
-              JOIN th_jobs AS head
-                ON head.id = coalesce(
-                   (
-                   SELECT id
-                     FROM th_jobs INDEXED BY th_jobs_waiting
-                    WHERE {WAITING}
-                      AND queue = line.queue
-                      AND priority > line.priority
-                    ORDER BY priority, scheduled_for
-                    LIMIT 1
-                   ),
-                   (
-                   SELECT id
-                     FROM th_jobs INDEXED BY th_jobs_waiting
-                    WHERE {WAITING}
-                      AND queue > line.queue
-                    ORDER BY queue, priority, scheduled_for
-                    LIMIT 1
-                   )
-                   )
-        ),
+        {LINES},
         due (name, oldest) AS (
             SELECT queue, min(scheduled_for)
               FROM line
@@ -207,7 +191,7 @@ class SqliteInspector:
              UNION
             SELECT name FROM th_queues
         )
-        SELECT name, coalesce(counts, '{{}}'), oldest, paused_at, paused_by
+        SELECT name, coalesce(counts, '{{}}'), oldest, paused_at, paused_by, paused_reason, paused_until
           FROM known
           LEFT JOIN counted USING (name)
           LEFT JOIN due USING (name)
@@ -221,7 +205,7 @@ class SqliteInspector:
             return [queue_stats(row) for row in db.execute(self._QUEUES, {"now": now})]
 
     DUE_IN: LiteralString = f"""
-        -- As above, one seek per line, and then one past the due jobs of the line.
+        -- As in LINES, one seek per line, and then one past the due jobs of the line.
         WITH RECURSIVE
         line (priority) AS (
             SELECT (
@@ -290,15 +274,20 @@ class SqliteInspector:
         with self._connections.read() as db:
             return dead_groups(db, limit=limit, queue=queue)
 
-    _WORKERS: LiteralString = f"""
-        SELECT {WORKER}
-          FROM th_workers
-         ORDER BY id
-    """
+    def series(self, query: SeriesQuery) -> list[SeriesPoint]:
+        return statistics.series(self._connections, query)
+
+    def dead_hours(self, groups: Sequence[DeadLetterGroup], *, since: datetime) -> list[DeadHour]:
+        return statistics.dead_hours(self._connections, groups, since=since)
+
+    def versions(self, *, limit: int) -> list[AppVersion]:
+        return statistics.versions(self._connections, limit=limit)
 
     def workers(self) -> list[WorkerRecord]:
-        with self._connections.read() as db:
-            return [worker(row) for row in db.execute(self._WORKERS)]
+        return worker_records.read(self._connections)
+
+    def past_workers(self) -> list[WorkerRecord]:
+        return worker_records.read_past(self._connections)
 
     _SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
@@ -309,6 +298,9 @@ class SqliteInspector:
     def schedules(self) -> dict[str, Schedule]:
         with self._connections.read() as db:
             return {each.name: each for each in map(schedule, db.execute(self._SCHEDULES))}
+
+    def schedule_runs(self, names: Sequence[str], *, limit: int) -> list[ScheduleRun]:
+        return schedule_runs.read(self._connections, names, limit=limit)
 
     def settings(self) -> dict[str, str]:
         return self._settings.all()
@@ -334,11 +326,31 @@ class SqliteInspector:
     """
     _NEWEST: LiteralString = _AUDIT.format(place="TRUE")
     _BELOW: LiteralString = _AUDIT.format(place="(at, id) < (SELECT at, id FROM th_audit WHERE id = :before)")
+    _NEWEST_OF: Mapping[str, LiteralString] = {
+        "target": _NEWEST.replace("TRUE", "target = :name"),
+        "actor": _NEWEST.replace("TRUE", "actor = :name"),
+        "action": _NEWEST.replace("TRUE", "action = :name"),
+    }
+    _BELOW_OF: Mapping[str, LiteralString] = {
+        "target": _BELOW.replace("(at, id) <", "target = :name AND (at, id) <"),
+        "actor": _BELOW.replace("(at, id) <", "actor = :name AND (at, id) <"),
+        "action": _BELOW.replace("(at, id) <", "action = :name AND (at, id) <"),
+    }
 
-    def audit(self, *, limit: int, before: Token | None = None) -> list[AuditEntry]:
+    def audit(
+        self,
+        *,
+        limit: int,
+        before: Token | None = None,
+        target: str | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+    ) -> list[AuditEntry]:
+        column, name = audit_column(target=target, actor=actor, action=action)
+        if column is None:
+            statement = self._NEWEST if before is None else self._BELOW
+        else:
+            statement = (self._NEWEST_OF if before is None else self._BELOW_OF)[column]
+        params = {"limit": limit, "before": None if before is None else before.bytes, "name": name}
         with self._connections.read() as db:
-            if before is None:
-                rows = db.execute(self._NEWEST, {"limit": limit})
-            else:
-                rows = db.execute(self._BELOW, {"limit": limit, "before": before.bytes})
-            return [audit_entry(row) for row in rows]
+            return [audit_entry(row) for row in db.execute(statement, params)]

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import UUID
 
 from taskharbor.core.model import PUBLISHER_NOTED
 from taskharbor.core.results import Published
+from taskharbor.drivers.sqlite import delivery_notes, roll_up, schedule_runs, statistics, worker_records
 from taskharbor.drivers.sqlite.expire import SqliteLeaseExpiry
 from taskharbor.drivers.sqlite.insert import insert
 from taskharbor.drivers.sqlite.rows import OUTBOX, SCHEDULE, maybe_micros, micros, outbox_row, schedule, span
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Sequence
     from datetime import datetime, timedelta
 
     from taskharbor.core.ids import JobId
+    from taskharbor.core.messages import DeliveryNote
     from taskharbor.core.model import NewJob, OutboxRow, Schedule, WorkerRecord
-    from taskharbor.core.results import Death, Expired, Unpublished
+    from taskharbor.core.results import Death, Expired, Refusal, Unpublished
+    from taskharbor.core.schedule_runs import ScheduleRun
+    from taskharbor.core.statistics import StatisticTally
     from taskharbor.drivers.sqlite.notify import SqliteNotifier
     from taskharbor.drivers.sqlite.pool import SqlitePool
 
@@ -42,6 +46,14 @@ _DELETE_OLD: LiteralString = """
            )
     RETURNING id
 """
+
+_IS_DECLARED: LiteralString = """EXISTS (
+               SELECT 1
+                 FROM th_workers AS worker, json_each(worker.schedules) AS declared
+                WHERE worker.seen_at > :since
+                  AND declared.value = th_schedules.name
+               )"""
+"""Whether a live worker declares a schedule."""
 
 
 class SqliteMaintenance:
@@ -92,6 +104,10 @@ class SqliteMaintenance:
          WHERE job_id = ?
         """,
         """
+        DELETE FROM th_attempt_logs
+         WHERE job_id = ?
+        """,
+        """
         DELETE FROM th_outbox
          WHERE job_id = ?
         """,
@@ -109,6 +125,13 @@ class SqliteMaintenance:
                 db.executemany(statement, removed)
         return len(removed)
 
+    def purge_in(self, db: sqlite3.Connection, job_id: JobId, now: int) -> bool:
+        """Remove a dead letter in the transaction of *db*. Return False if it has an unpublished event."""
+        removed = db.execute(self._PURGE_JOB, {"until": now, "limit": 1, "id": job_id.bytes}).fetchall()
+        for statement in self._REMOVE_WITH:
+            db.executemany(statement, removed)
+        return bool(removed)
+
     _CLAIM_DUTY: LiteralString = """
         INSERT INTO th_duties (name, next_at)
         VALUES (:name, :next_at)
@@ -122,34 +145,20 @@ class SqliteMaintenance:
             params = {"name": name, "now": now, "next_at": now + span(every)}
             return db.execute(self._CLAIM_DUTY, params).rowcount == 1
 
-    _RECORD_WORKER: LiteralString = """
-        REPLACE INTO th_workers
-               (id, host, pid, queues, types, concurrency, started_at, seen_at, lost_slots)
-        VALUES (:id, :host, :pid, :queues, :types, :concurrency, :started_at, :now, :lost_slots)
-    """
-
     def record_worker(self, worker: WorkerRecord) -> None:
-        params = {
-            "id": worker.id,
-            "host": worker.host,
-            "pid": worker.pid,
-            "queues": json.dumps(worker.queues),
-            "types": json.dumps(worker.types),
-            "concurrency": worker.concurrency,
-            "started_at": micros(worker.started_at),
-            "lost_slots": worker.lost_slots,
-        }
-        with self._connections as (db, now):
-            db.execute(self._RECORD_WORKER, params | {"now": now})
+        worker_records.record(self._connections, worker)
 
-    _PRUNE_WORKERS: LiteralString = """
-        DELETE FROM th_workers
-         WHERE seen_at <= :until
-    """
+    def record_delivery(self, notes: Sequence[DeliveryNote]) -> None:
+        delivery_notes.record(self._connections, notes)
 
-    def prune_workers(self, *, unseen_for: timedelta) -> int:
-        with self._connections as (db, now):
-            return db.execute(self._PRUNE_WORKERS, {"until": now - span(unseen_for)}).rowcount
+    def remove_worker(self, worker_id: str) -> None:
+        worker_records.remove(self._connections, worker_id)
+
+    def prune_workers(self, *, unseen_for: timedelta, keep: timedelta) -> int:
+        return worker_records.prune(self._connections, unseen_for=unseen_for, keep=keep)
+
+    def record_refusals(self, refusals: Sequence[Refusal]) -> None:
+        worker_records.record_refusals(self._connections, refusals)
 
     _PRUNE_AUDIT: LiteralString = """
         DELETE FROM th_audit
@@ -261,14 +270,16 @@ class SqliteMaintenance:
           FROM th_schedules
          WHERE paused_at IS NULL
            AND next_at <= :now
+           AND (declared_at IS NULL OR {_IS_DECLARED})
          ORDER BY next_at, name
          LIMIT :limit
     """
 
-    def due_schedules(self, *, limit: int) -> list[Schedule]:
+    def due_schedules(self, *, limit: int, alive_within: timedelta) -> list[Schedule]:
         now = self._connections.now()
+        params = {"now": now, "limit": limit, "since": now - span(alive_within)}
         with self._connections.read() as db:
-            return [schedule(row) for row in db.execute(self._DUE_SCHEDULES, {"now": now, "limit": limit})]
+            return [schedule(row) for row in db.execute(self._DUE_SCHEDULES, params)]
 
     _ADVANCE_SCHEDULE: LiteralString = """
         UPDATE th_schedules
@@ -280,7 +291,13 @@ class SqliteMaintenance:
     """
 
     def advance_schedule(
-        self, name: str, *, fired: datetime, next_at: datetime | None, jobs: Sequence[NewJob] = ()
+        self,
+        name: str,
+        *,
+        fired: datetime,
+        next_at: datetime | None,
+        jobs: Sequence[NewJob] = (),
+        runs: Sequence[ScheduleRun] = (),
     ) -> bool:
         params = {
             "name": name,
@@ -292,52 +309,50 @@ class SqliteMaintenance:
             if db.execute(self._ADVANCE_SCHEDULE, params).rowcount == 0:
                 return False
             insert(db, jobs, now=now, repeat=False)
+            schedule_runs.add(db, runs, now=now)
         self._notifier.notify(jobs, now)
         return True
 
-    _ADD_ENDED: tuple[LiteralString, ...] = (
-        """
-        INSERT INTO th_counts (queue, status, count)
-        SELECT queue, status, sum(count)
-          FROM th_ended
-         GROUP BY queue, status
-            ON CONFLICT DO UPDATE
-           SET count = count + excluded.count
-        """,
-        """
-        INSERT INTO th_finished (minute, queue, status, count)
-        SELECT minute, queue, status, count
-          FROM th_ended
-         WHERE TRUE  -- without WHERE, SQLite parses the following ON as a join condition
-            ON CONFLICT DO UPDATE
-           SET count = count + excluded.count
-        """,
-        """
-        DELETE FROM th_ended
-        """,
-        """
-        DELETE FROM th_counts
-         WHERE count = 0
-        """,
-        """
-        DELETE FROM th_dead_groups
-         WHERE count = 0
-        """,
-    )
+    def record_runs(self, runs: Sequence[ScheduleRun]) -> None:
+        with self._connections as (db, now):
+            schedule_runs.add(db, runs, now=now)
 
-    _DROP_MINUTES: LiteralString = """
-        DELETE FROM th_finished
-         WHERE minute < :since
-        RETURNING minute
+    _RENEW_SCHEDULES: LiteralString = f"""
+        UPDATE th_schedules
+           SET declared_at = :now
+         WHERE declared_at IS NOT NULL
+           AND {_IS_DECLARED}
     """
 
-    def roll_up(self, *, keep: timedelta) -> int:
-        """Move the counts out of th_ended, which every ending job writes, so that it stays small."""
+    _PRUNE_SCHEDULES: LiteralString = f"""
+        DELETE FROM th_schedules
+         WHERE declared_at <= :until
+           AND paused_at IS NULL
+           AND NOT {_IS_DECLARED}
+    """
+
+    def prune_schedules(self, *, undeclared_for: timedelta, alive_within: timedelta) -> int:
         with self._connections as (db, now):
-            for statement in self._ADD_ENDED:
-                db.execute(statement)
-            dropped = db.execute(self._DROP_MINUTES, {"since": now - span(keep)}).fetchall()
-        return len(set(dropped))
+            params = {"now": now, "until": now - span(undeclared_for), "since": now - span(alive_within)}
+            removed = db.execute(self._PRUNE_SCHEDULES, params).rowcount
+            db.execute(self._RENEW_SCHEDULES, params)
+        return removed
+
+    _RESUME_PAUSED: LiteralString = """
+        DELETE FROM th_queues
+         WHERE paused_until <= :now
+        RETURNING name
+    """
+
+    def resume_paused(self) -> list[str]:
+        with self._connections as (db, now):
+            return sorted(name for (name,) in db.execute(self._RESUME_PAUSED, {"now": now}).fetchall())
+
+    def record_statistics(self, tallies: Sequence[StatisticTally], *, version: str | None = None) -> None:
+        statistics.record(self._connections, tallies, version=version)
+
+    def roll_up(self, *, keep: timedelta) -> int:
+        return roll_up.roll_up(self._connections, keep=keep)
 
 
 def _outbox_columns(result: Published | Unpublished, now: int) -> dict[str, bytes | int | str | None]:

@@ -1,4 +1,4 @@
-"""Notifications about new jobs between the processes of one machine.
+"""Notifications about new jobs and cancel requests between the processes of one machine.
 
 `SqliteNotifier` sends a datagram to the Unix socket of every listener after a commit of the driver. Commits that
 send none, in joined transactions or by other tools, change ``PRAGMA data_version``. A listener polls that number
@@ -7,7 +7,9 @@ a few times a second, on its own connection, since the number is meaningful only
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import os
 import secrets
 import select
@@ -22,6 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from taskharbor.drivers.notices import ANY_QUEUE, Notice, cancel_topic, notices_by_topic
 from taskharbor.drivers.sqlite.pool import translate_error
 from taskharbor.drivers.sqlite.rows import micros
 
@@ -30,8 +33,10 @@ if TYPE_CHECKING:
 
     from taskharbor.core.model import NewJob
 
-ANY_QUEUE: Final = b""
-"""The message for jobs of several queues, or of an unknown queue."""
+ANY_CANCEL: Final = "!"
+"""The topic of cancel requests for jobs of several workers."""
+WAKE: Final = "*"
+"""The topic that ends a wait, whatever the listener is notified of."""
 
 _MAX_PATH_BYTES: Final = 103  # of a socket, on every system: macOS allows 104 with the NUL, Linux 108
 _MAX_TRIES: Final = 5
@@ -60,17 +65,22 @@ class SqliteNotifier:
         """Notify the listeners about new *jobs*, if some of them are ready to run."""
         # The directory exists only while there are listeners.
         if os.access(self._name, os.F_OK) and (queues := _ready_queues(jobs, now)):
-            self._send(next(iter(queues)).encode() if len(queues) == 1 else ANY_QUEUE)
+            self._send(next(iter(queues)) if len(queues) == 1 else ANY_QUEUE)
 
     def notify_any(self) -> None:
         """Notify the listeners of all queues."""
         if os.access(self._name, os.F_OK):
             self._send(ANY_QUEUE)
 
-    def _send(self, message: bytes) -> None:
+    def notify_cancels(self, workers: Collection[str]) -> None:
+        """Notify the listeners of *workers* that cancels of their running jobs were requested."""
+        if workers and os.access(self._name, os.F_OK):
+            self._send(cancel_topic(*workers) if len(workers) == 1 else ANY_CANCEL)
+
+    def _send(self, topic: str) -> None:
         with suppress(OSError):
             if _is_private(self._folder):
-                _send_all(_addresses(self._folder), message)
+                _send_all(_addresses(self._folder), topic.encode())
 
 
 def _ready_queues(jobs: Iterable[NewJob], now: int) -> set[str]:
@@ -159,10 +169,20 @@ def _is_hidden(name: str) -> bool:
 
 
 class SqliteListener:
-    def __init__(self, file: Path, queues: Collection[str], *, poll: timedelta = DATA_VERSION_POLL) -> None:
+    def __init__(
+        self,
+        file: Path,
+        queues: Collection[str],
+        *,
+        worker: str | None = None,
+        poll: timedelta = DATA_VERSION_POLL,
+    ) -> None:
         self._file = file
         self._poll = poll
-        self._messages = {ANY_QUEUE, *(queue.encode() for queue in queues)}
+        topics = notices_by_topic(queues, worker)
+        self._any = _union(topics.values())
+        topics |= {WAKE: Notice.ALL, ANY_CANCEL: self._any & Notice.CANCELS}
+        self._notices = {topic.encode(): notice for topic, notice in topics.items()}
         self._abandoned: list[tuple[WakeSocket, ChangeWatch]] = []
         self._start()
 
@@ -174,22 +194,24 @@ class SqliteListener:
             on_error.pop_all()
         self._pid = os.getpid()
 
-    def wait(self, timeout: timedelta) -> bool:
+    def wait(self, timeout: timedelta) -> Notice:
         self._reopen_after_fork()
         now = time.monotonic()
         end = now + timeout.total_seconds()
-        while not self._is_notified(within=min(end, self._watch.next_check_at) - now):
+        while not (notice := self._receive(within=min(end, self._watch.next_check_at) - now)):
             now = time.monotonic()
             if now >= end:
-                return False
-        return True
+                break
+        return notice
 
-    def _is_notified(self, *, within: float) -> bool:
-        if not self._messages.isdisjoint(self._wake_socket.receive(within)):
+    def _receive(self, *, within: float) -> Notice:
+        messages = self._wake_socket.receive(within)
+        if notice := _union(self._notices[message] for message in messages if message in self._notices):
             self._watch.check()  # the commit that sent the message must not end the next wait, too
-            return True
-        # Messages for other queues do not cause an early check: each follows a commit, so every check would succeed.
-        return time.monotonic() >= self._watch.next_check_at and self._watch.check()
+            return notice
+        # Messages for others do not cause an early check: each follows a commit, so every check would succeed.
+        is_changed = time.monotonic() >= self._watch.next_check_at and self._watch.check()
+        return self._any if is_changed else Notice.NONE
 
     def wake(self) -> None:
         self._reopen_after_fork()
@@ -205,6 +227,10 @@ class SqliteListener:
             # The socket belongs to the parent process. SQLite connections must not even be closed after a fork.
             self._abandoned.append((self._wake_socket, self._watch))
             self._start()
+
+
+def _union(notices: Iterable[Notice]) -> Notice:
+    return functools.reduce(operator.or_, notices, Notice.NONE)
 
 
 class WakeSocket:
@@ -228,7 +254,7 @@ class WakeSocket:
 
     def wake(self) -> None:
         with suppress(OSError):  # full, so the wait ends anyway; or closed, so no thread waits
-            self._sender.send(ANY_QUEUE)
+            self._sender.send(WAKE.encode())
 
     def close(self) -> None:
         if self._shared is not None:

@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.errors import StoreRefused, StoreUnavailable
 from taskharbor.drivers.sqlite.rows import micros
 
 if TYPE_CHECKING:
@@ -248,10 +248,13 @@ _HINTS: Final = {
     "SQLITE_CORRUPT": "database file damaged; restore it from a backup",
     "SQLITE_IOERR": "disk I/O error",
 }
+_REFUSED: Final = {"SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_NOTADB", "SQLITE_CORRUPT"}
 
 
 def translate_error(error: sqlite3.Error, path: Path) -> Exception:
     """Return a `StoreUnavailable` for errors of the file or its lock, and any other error unchanged."""
     name = getattr(error, "sqlite_errorname", "")
-    hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)
-    return error if hint is None else StoreUnavailable(f"{path}: {hint} ({error})")
+    code = next((code for code in _HINTS if name.startswith(code)), None)
+    if code is None:
+        return error
+    return (StoreRefused if code in _REFUSED else StoreUnavailable)(f"{path}: {_HINTS[code]} ({error})")

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core import states
-from taskharbor.core.results import Page, scan_limit
+from taskharbor.core.results import Page, Tally, scan_limit
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite.rows import (
     JOB,
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taskharbor.core.ids import JobId
+    from taskharbor.core.model import JobSummary
     from taskharbor.core.results import DeadLetterGroup, JobFilter
 
-_ABOVE_ANY_ID: Final = b"\xff" * 17  # an id has 16 bytes
 _ID_BATCH: Final = 500  # ids per statement: SQLite limits the number of parameters
 
 # Selects ids only: jobs that do not match may have large payloads.
@@ -37,9 +37,12 @@ _SCAN: Final = """
                AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
                AND (:since IS NULL OR created_at >= :since)
                AND (:until IS NULL OR created_at < :until)
+               AND (:worker IS NULL OR worker_id = :worker)
+               AND (:schedule IS NULL OR metadata ->> '$.schedule' = :schedule)
                AND (:tag IS NULL OR EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = :tag AND value = :tagged))
       FROM {source}
-       AND id < :after
+       AND id < :below
+       AND id >= :lowest
      ORDER BY id DESC
      LIMIT :reach
 """
@@ -70,18 +73,7 @@ SUMMARIES: Final = f"""
 
 
 def find(db: sqlite3.Connection, wanted: JobFilter, *, limit: int, after: JobId | None) -> Page:
-    params: dict[str, Any] = {
-        "after": _ABOVE_ANY_ID if after is None else after.bytes,
-        "queue": wanted.queue,
-        "type": wanted.type,
-        "statuses": None if wanted.statuses is None else json.dumps(sorted(wanted.statuses)),
-        "since": maybe_micros(wanted.since),
-        "until": maybe_micros(wanted.until),
-        "tag": None if wanted.tag is None else wanted.tag[0],
-        "tagged": None if wanted.tag is None else wanted.tag[1],
-        "fingerprint": wanted.fingerprint,
-        "reach": scan_limit(limit),
-    }
+    params = _params(wanted, limit=limit, after=after)
     db.execute("BEGIN")  # one snapshot for both statements
     try:
         scanned = db.execute(_narrowest(db, wanted, params), params).fetchall()
@@ -90,7 +82,37 @@ def find(db: sqlite3.Connection, wanted: JobFilter, *, limit: int, after: JobId 
     finally:
         db.execute("COMMIT")
     found.sort(key=lambda each: each.id, reverse=True)
-    return Page.of(found, limit=limit, edge=job_id(scanned[-1][0]) if len(scanned) == scan_limit(limit) else None)
+    return Page.of(found, limit=limit, edge=_edge(scanned, limit))
+
+
+def count(db: sqlite3.Connection, wanted: JobFilter, *, after: JobId | None) -> Tally:
+    params = _params(wanted, limit=1, after=after)
+    scanned = db.execute(_narrowest(db, wanted, params), params).fetchall()
+    return Tally(sum(matches for _, matches in scanned if matches), _edge(scanned, 1))
+
+
+def _edge(scanned: Sequence[Any], limit: int) -> JobId | None:
+    """Return the last job that was scanned, or None if there are no more jobs."""
+    return job_id(scanned[-1][0]) if len(scanned) == scan_limit(limit) else None
+
+
+def _params(wanted: JobFilter, *, limit: int, after: JobId | None) -> dict[str, Any]:
+    lowest, below = wanted.id_bounds(after)
+    return {
+        "lowest": lowest.bytes,
+        "below": below.bytes,
+        "queue": wanted.queue,
+        "type": wanted.type,
+        "statuses": None if wanted.statuses is None else json.dumps(sorted(wanted.statuses)),
+        "since": maybe_micros(wanted.since),
+        "until": maybe_micros(wanted.until),
+        "worker": wanted.worker,
+        "schedule": wanted.schedule,
+        "tag": None if wanted.tag is None else wanted.tag[0],
+        "tagged": None if wanted.tag is None else wanted.tag[1],
+        "fingerprint": wanted.fingerprint,
+        "reach": scan_limit(limit),
+    }
 
 
 def _narrowest(db: sqlite3.Connection, wanted: JobFilter, params: dict[str, Any]) -> str:
@@ -115,6 +137,70 @@ def rows_of(db: sqlite3.Connection, statement: str, ids: Sequence[bytes]) -> lis
         batch = ids[start : start + _ID_BATCH]
         rows += db.execute(statement % marks(batch), batch)
     return rows
+
+
+# A lane holds the waiting jobs of one priority.
+LANES: Final = f"""
+    WITH RECURSIVE
+    lane (priority) AS (
+        SELECT (
+               SELECT priority
+                 FROM th_jobs INDEXED BY th_jobs_waiting
+                WHERE {WAITING}
+                  AND queue = :queue
+                ORDER BY priority
+                LIMIT 1
+               )
+         UNION ALL
+        SELECT (
+               SELECT priority
+                 FROM th_jobs INDEXED BY th_jobs_waiting
+                WHERE {WAITING}
+                  AND queue = :queue
+                  AND priority > lane.priority
+                ORDER BY priority
+                LIMIT 1
+               )
+          FROM lane
+         WHERE lane.priority IS NOT NULL
+    )
+    SELECT priority
+      FROM lane
+     WHERE priority IS NOT NULL
+"""
+IN_LANE: Final = f"""
+    SELECT {SUMMARY}
+      FROM th_jobs INDEXED BY th_jobs_waiting
+     WHERE {WAITING}
+       AND queue = :queue
+       AND priority = :priority
+       AND scheduled_for {{when}} :now
+       AND attempt_count < max_attempts
+     ORDER BY scheduled_for, id
+     LIMIT :limit
+"""
+DUE_IN_LANE: Final = IN_LANE.format(when="<=")
+LATER_IN_LANE: Final = IN_LANE.format(when=">")
+
+
+def next_up(db: sqlite3.Connection, queue: str, *, limit: int, now: int) -> list[JobSummary]:
+    params: dict[str, Any] = {"queue": queue, "now": now, "limit": limit}
+    db.execute("BEGIN")  # one snapshot for all statements
+    try:
+        lanes = [priority for (priority,) in db.execute(LANES, params)]
+        due: list[JobSummary] = []
+        for priority in lanes:
+            if len(due) < limit:
+                due += map(summary, db.execute(DUE_IN_LANE, params | {"priority": priority}))
+        later = [
+            summary(row)
+            for priority in (lanes if len(due) < limit else ())
+            for row in db.execute(LATER_IN_LANE, params | {"priority": priority})
+        ]
+    finally:
+        db.execute("COMMIT")
+    later.sort(key=lambda job: (job.scheduled_for, job.priority, job.id))
+    return [*due, *later][:limit]
 
 
 _BY_KEY: Final = """

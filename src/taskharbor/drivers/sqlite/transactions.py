@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.errors import Problem, SchemaOutOfDate, UsageError
+from taskharbor.drivers.migrate import RUN_MIGRATIONS
 from taskharbor.drivers.sqlite.insert import insert
 from taskharbor.drivers.sqlite.schema import MIGRATIONS
 from taskharbor.drivers.sqlite.settings import record
@@ -62,12 +63,17 @@ class SqliteTransaction:
 
     def _begin(self) -> int:
         """Raise unless a transaction is open or will be opened, and return the time."""
-        mode = getattr(self._connection, "autocommit", _LEGACY)
-        is_autocommit = self._connection.isolation_level is None if mode == _LEGACY else mode
-        if is_autocommit and not self._connection.in_transaction:
-            rule = "begin a transaction first; otherwise a crash could leave half of a job behind"
-            raise UsageError(Problem(field="connection", value="in autocommit mode", rule=rule))
+        check_connection(self._connection)
         return self._now()
+
+
+def check_connection(connection: sqlite3.Connection) -> None:
+    """Raise `UsageError` if *connection* has no transaction and will not open one."""
+    mode = getattr(connection, "autocommit", _LEGACY)
+    is_autocommit = connection.isolation_level is None if mode == _LEGACY else mode
+    if is_autocommit and not connection.in_transaction:
+        rule = "begin a transaction first; otherwise a crash could leave half of a job behind"
+        raise UsageError(Problem(field="connection", value="in autocommit mode", rule=rule))
 
 
 @contextmanager
@@ -78,7 +84,7 @@ def _explain_missing_tables() -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if "no such table: th_" not in str(error):
             raise
-        raise SchemaOutOfDate("0", str(len(MIGRATIONS)), "run 'taskharbor migrate up'") from error
+        raise SchemaOutOfDate("0", str(len(MIGRATIONS)), RUN_MIGRATIONS) from error
 
 
 class _TupleCursors:

@@ -7,10 +7,13 @@ from datetime import timedelta
 from typing import Final
 
 from taskharbor.core.errors import IllegalTransition, JobNotFound
-from taskharbor.core.ids import new_job_id
+from taskharbor.core.ids import new_job_id, new_token
+from taskharbor.core.model import Lease
+from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import RefusalReason, Refused, Transitioned
 from taskharbor.core.states import Event, Status
-from taskharbor.testing.conformance.subject import OVERDUE_AFTER, TICK, Subject
+from taskharbor.testing.conformance.statement_counts import BATCH, count, fill
+from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, TICK, Subject
 
 _MINUTE: Final = timedelta(minutes=1)
 # The order in which `Subject.bring` can create them: it requires that no other job is due.
@@ -51,6 +54,43 @@ def test_a_second_request_to_cancel_keeps_the_time_of_the_first(subject: Subject
 
     assert answer == Transitioned(job_id, Status.PROCESSING)
     assert subject.everything(job_id) == before
+
+
+def test_a_requested_cancel_is_read_by_the_lease_of_its_job(subject: Subject) -> None:
+    for _ in range(3):
+        subject.insert()
+    first, second, third = subject.reserve(limit=3)
+    subject.driver.cancel([first.job.id, third.job.id])
+    before = subject.everything(first.job.id)
+
+    answers = subject.driver.cancel_requested([each.lease for each in (third, second, first)])
+
+    assert answers == [True, False, True]
+    assert subject.everything(first.job.id) == before
+
+
+def test_no_requested_cancel_is_read_by_a_lease_that_is_not_valid(subject: Subject) -> None:
+    subject.insert()
+    subject.insert()
+    ended, expired = subject.reserve(limit=2)
+    subject.driver.cancel([ended.job.id, expired.job.id])
+    subject.settle(ended, Outcome.ack())
+    forged = Lease(expired.job.id, new_token(), expired.lease.expires_at)
+    unknown = Lease(new_job_id(), new_token(), expired.lease.expires_at)
+    before = subject.driver.cancel_requested([expired.lease])
+
+    invalid = subject.driver.cancel_requested([ended.lease, forged, unknown])
+    subject.advance(LEASE)
+
+    assert before == [True]
+    assert invalid + subject.driver.cancel_requested([expired.lease]) == [False] * 4
+
+
+def test_the_cancels_of_a_batch_are_read_in_one_statement(subject: Subject) -> None:
+    fill(subject)
+    leases = [claim.lease for claim in subject.reserve(limit=BATCH)]
+
+    assert count(subject, lambda: subject.driver.cancel_requested(leases)) <= 1  # a driver need not count reads
 
 
 def test_a_job_that_ended_cannot_be_canceled(subject: Subject) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.ids import new_token
-from taskharbor.core.model import ApiKey, AuditEntry, WorkerRecord
+from taskharbor.core.model import ApiKey, AuditEntry
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Extended, FinishedCount, Settled
 from taskharbor.core.states import Status
@@ -75,6 +75,30 @@ def test_pages_of_the_audit_hold_every_entry_once(subject: Subject) -> None:
     assert _audit_ids(subject, limit=2, before=third[-1]) == []
 
 
+def test_the_audit_of_one_target_is_listed_by_itself(subject: Subject) -> None:
+    for target in ("job 1", "job 2", "job 1", "job 1"):
+        subject.driver.control.record_audit([_entry(target=target)])
+        subject.advance(TICK)
+    fourth, third, _, first = _audit_ids(subject, limit=10)
+
+    assert _audit_ids(subject, limit=2, target="job 1") == [fourth, third]
+    assert _audit_ids(subject, limit=2, before=third, target="job 1") == [first]
+    assert _audit_ids(subject, limit=2, target="job") == []
+
+
+def test_the_audit_of_one_actor_or_action_is_listed_by_itself(subject: Subject) -> None:
+    for actor, action in (("ann", "cancel"), ("bob", "cancel"), ("ann", "requeue"), ("ann", "cancel")):
+        subject.driver.control.record_audit([_entry(actor=actor, action=action)])
+        subject.advance(TICK)
+    fourth, third, second, first = _audit_ids(subject, limit=10)
+
+    assert _audit_ids(subject, limit=2, actor="ann") == [fourth, third]
+    assert _audit_ids(subject, limit=2, before=third, actor="ann") == [first]
+    assert _audit_ids(subject, limit=9, action="cancel") == [fourth, second, first]
+    assert _audit_ids(subject, limit=9, before=second, action="cancel") == [first]
+    assert _audit_ids(subject, limit=9, action="purge") == []
+
+
 def test_an_audit_page_after_an_unknown_entry_is_empty(subject: Subject) -> None:
     subject.driver.control.record_audit([_entry()])
 
@@ -101,8 +125,8 @@ def _entry(**fields: Any) -> AuditEntry:
     return AuditEntry(**defaults | fields)
 
 
-def _audit_ids(subject: Subject, *, limit: int, before: Token | None = None) -> list[Token]:
-    return [entry.id for entry in subject.driver.inspector.audit(limit=limit, before=before)]
+def _audit_ids(subject: Subject, *, limit: int, before: Token | None = None, **wanted: str) -> list[Token]:
+    return [entry.id for entry in subject.driver.inspector.audit(limit=limit, before=before, **wanted)]
 
 
 def test_an_api_key_is_stored_unchanged(subject: Subject) -> None:
@@ -145,6 +169,33 @@ def test_a_key_is_revoked_once(subject: Subject) -> None:
     answers = subject.driver.control.revoke_keys(["k1"])
 
     assert (answers, subject.driver.inspector.keys()) == ([False], before)
+
+
+def test_a_key_is_revoked_with_the_sessions_made_from_it(subject: Subject) -> None:
+    keys = [api_key("k1"), api_key("k2"), api_key("s1", parent="k1"), api_key("s2", parent="k2")]
+    subject.driver.control.add_keys(keys)
+    before = subject.driver.inspector.keys()
+
+    assert subject.driver.control.revoke_keys(["k1"]) == [True]
+
+    revoked = {each: replace(before[each], revoked_at=subject.clock.now()) for each in ("k1", "s1")}
+    assert before == {each.id: each for each in keys}
+    assert subject.driver.inspector.keys() == before | revoked
+
+
+def test_adding_a_session_removes_only_expired_sessions(subject: Subject) -> None:
+    now = subject.clock.now()
+    lasting = [api_key("k1"), api_key("k2", expires_at=now + TICK), api_key("s1", parent="k1")]
+    lasting += [api_key("s2", parent="k1", expires_at=now + 2 * TICK)]
+    subject.driver.control.add_keys([*lasting, api_key("s3", parent="k1", expires_at=now + TICK)])
+    subject.advance(TICK)
+    subject.driver.control.add_keys([api_key("k3")])
+    before = [*subject.driver.inspector.keys()]
+
+    subject.driver.control.add_keys([api_key("s4", parent="k1")])
+
+    assert before == ["k1", "k2", "k3", "s1", "s2", "s3"]
+    assert [*subject.driver.inspector.keys()] == ["k1", "k2", "k3", "s1", "s2", "s4"]
 
 
 def test_a_revoked_key_cannot_be_added_again(subject: Subject) -> None:
@@ -221,28 +272,6 @@ def test_concurrent_claims_of_a_duty_have_one_winner(subject: Subject) -> None:
     assert sum(answers) == 1
 
 
-def test_a_worker_record_holds_its_last_heartbeat_at_the_stores_time(subject: Subject) -> None:
-    subject.driver.maintenance.record_worker(_worker("w1", pid=1))
-    subject.advance(_MINUTE)
-    newest = _worker("w1", pid=2, queues=("mail",), types=(), lost_slots=2, seen_at=LONG_AGO)
-
-    subject.driver.maintenance.record_worker(newest)
-
-    assert subject.driver.inspector.workers() == [replace(newest, seen_at=subject.clock.now())]
-
-
-def test_a_worker_without_heartbeats_for_the_period_is_pruned(subject: Subject) -> None:
-    subject.driver.maintenance.record_worker(_worker("unseen"))
-    subject.advance(TICK)
-    subject.driver.maintenance.record_worker(_worker("fresh"))
-    subject.advance(_MINUTE - TICK)
-
-    count = subject.driver.maintenance.prune_workers(unseen_for=_MINUTE)
-
-    assert count == 1
-    assert [worker.id for worker in subject.driver.inspector.workers()] == ["fresh"]
-
-
 def test_pausing_a_paused_queue_returns_false_and_changes_nothing(subject: Subject) -> None:
     subject.driver.control.pause(["default"], by="ann")
     [before] = subject.queues()
@@ -252,6 +281,23 @@ def test_pausing_a_paused_queue_returns_false_and_changes_nothing(subject: Subje
 
     assert answers == [True, False]
     assert before in subject.queues()
+
+
+def test_a_pause_has_a_reason_and_ends_by_itself(subject: Subject) -> None:
+    control, until = subject.driver.control, subject.clock.now() + _HOUR
+    control.pause(["mail"], by="ann", reason="the server is down", lasts=_HOUR)
+    control.pause(["images"], by="ann")
+
+    subject.advance(_HOUR - TICK)
+    assert subject.driver.maintenance.resume_paused() == []
+    images, mail = subject.driver.inspector.queues()
+    assert (mail.paused_reason, mail.paused_until) == ("the server is down", until)
+    assert (images.paused_reason, images.paused_until) == ("", None)
+
+    subject.advance(TICK)
+    assert subject.driver.maintenance.resume_paused() == ["mail"]
+    assert [queue.name for queue in subject.driver.inspector.queues()] == ["images"]
+    assert subject.driver.maintenance.resume_paused() == []
 
 
 def test_resuming_a_queue_returns_whether_it_was_paused(subject: Subject) -> None:
@@ -344,18 +390,6 @@ def test_minutes_older_than_what_is_kept_are_dropped_and_counted(subject: Subjec
 
 def _claim_duty(subject: Subject, name: str = "prune") -> bool:
     return subject.driver.maintenance.claim_duty(name, every=_MINUTE)
-
-
-def _worker(worker_id: str, **fields: Any) -> WorkerRecord:
-    defaults: dict[str, Any] = {
-        "host": "localhost",
-        "pid": 1,
-        "queues": ("default",),
-        "types": ("greet",),
-        "concurrency": 4,
-        "started_at": LONG_AGO,
-    }
-    return WorkerRecord(id=worker_id, **defaults | fields)
 
 
 def _this_minute(subject: Subject) -> datetime:

@@ -12,7 +12,7 @@ from taskharbor.core.model import Progress, Schedule, WorkerRecord
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import JobFilter, Page, QueueStats
 from taskharbor.core.states import FINAL, Status
-from taskharbor.testing.conformance.subject import LONG_AGO, TICK, Subject
+from taskharbor.testing.conformance.subject import LONG_AGO, TICK, Subject, id_at
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -103,30 +103,30 @@ def test_jobs_are_listed_by_state(subject: Subject) -> None:
 
 
 def test_jobs_are_listed_by_creation_time_including_the_start(subject: Subject) -> None:
-    wanted = subject.insert(created_at=LONG_AGO)
-    subject.insert(created_at=LONG_AGO - TICK)
+    wanted = subject.insert(created_at=LONG_AGO, id=id_at(LONG_AGO))
+    subject.insert(created_at=LONG_AGO - TICK, id=id_at(LONG_AGO))
 
     assert _found(subject, since=LONG_AGO) == [wanted]
 
 
 def test_jobs_are_listed_by_creation_time_excluding_the_end(subject: Subject) -> None:
-    wanted = subject.insert(created_at=LONG_AGO - TICK)
-    subject.insert(created_at=LONG_AGO)
+    wanted = subject.insert(created_at=LONG_AGO - TICK, id=id_at(LONG_AGO))
+    subject.insert(created_at=LONG_AGO, id=id_at(LONG_AGO))
 
     assert _found(subject, until=LONG_AGO) == [wanted]
 
 
 def test_a_page_is_filled_with_the_jobs_that_match_every_filter(subject: Subject) -> None:
     match = {"queue": "mail", "type": "welcome", "created_at": LONG_AGO}
-    wanted = [subject.insert(**match) for _ in range(2)]
-    subject.cancel(subject.insert(**match))
+    wanted = [subject.insert(**match, id=id_at(LONG_AGO)) for _ in range(2)]
+    subject.cancel(subject.insert(**match, id=id_at(LONG_AGO)))
     for mismatch in (
         {"queue": "default"},
         {"type": "greet"},
         {"created_at": LONG_AGO - TICK},
         {"created_at": LONG_AGO + TICK},
     ):
-        subject.insert(**match | mismatch)
+        subject.insert(**match | mismatch, id=id_at(LONG_AGO))
     jobs = JobFilter(
         queue="mail",
         type="welcome",

@@ -1,4 +1,4 @@
-"""Notifying listeners of jobs that are due.
+"""Notifying listeners of jobs that are due, and of cancels of running jobs.
 
 A notify is a hint: listeners may be woken without a job, so no case requires that a listener is not woken. The
 timeout is far longer than any notify takes; a case waits that long only if a notify is missing.
@@ -6,7 +6,7 @@ timeout is far longer than any notify takes; a case waits that long only if a no
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from threading import Timer
 from typing import TYPE_CHECKING, Final
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.model import Schedule
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
+from taskharbor.drivers.base import Notice
 from taskharbor.testing.conformance.subject import LEASE, Subject, new_job
 
 if TYPE_CHECKING:
@@ -30,19 +31,19 @@ def test_an_inserted_job_notifies_a_listener(subject: Subject) -> None:
     with _listening(subject) as listener:
         subject.insert()
 
-        assert listener.wait(_TIMEOUT)
+        assert Notice.JOBS in listener.wait(_TIMEOUT)
 
 
 def test_a_job_inserted_during_a_wait_ends_the_wait(subject: Subject) -> None:
     with _listening(subject) as listener, _soon(subject.insert):
-        assert listener.wait(_TIMEOUT)
+        assert Notice.JOBS in listener.wait(_TIMEOUT)
 
 
 def test_a_job_of_any_listened_queue_notifies_a_listener(subject: Subject) -> None:
     with _listening(subject, "mail", "default") as listener:
         for queue in ("default", "mail"):
             subject.insert(queue=queue)
-            assert listener.wait(_TIMEOUT)
+            assert Notice.JOBS in listener.wait(_TIMEOUT)
 
 
 def test_every_listener_is_notified_of_a_job(subject: Subject) -> None:
@@ -53,9 +54,9 @@ def test_every_listener_is_notified_of_a_job(subject: Subject) -> None:
         assert other.wait(_TIMEOUT)
 
 
-def test_a_wait_without_a_notify_times_out_and_returns_false(subject: Subject) -> None:
+def test_a_wait_without_a_notify_times_out_and_returns_no_notice(subject: Subject) -> None:
     with _listening(subject) as listener:
-        assert (listener.wait(_SHORT_WAIT), listener.wait(_NO_WAIT)) == (False, False)
+        assert (listener.wait(_SHORT_WAIT), listener.wait(_NO_WAIT)) == (Notice.NONE, Notice.NONE)
 
 
 def test_a_notify_ends_one_wait_only(subject: Subject) -> None:
@@ -72,7 +73,7 @@ def test_a_requeued_job_notifies_a_listener(subject: Subject) -> None:
     with _listening(subject) as listener:
         subject.requeue(job_id)
 
-        assert listener.wait(_TIMEOUT)
+        assert Notice.JOBS in listener.wait(_TIMEOUT)
 
 
 def test_a_job_rescheduled_to_now_notifies_a_listener(subject: Subject) -> None:
@@ -81,7 +82,7 @@ def test_a_job_rescheduled_to_now_notifies_a_listener(subject: Subject) -> None:
     with _listening(subject) as listener:
         subject.driver.reschedule([job_id], delay=_NO_WAIT)
 
-        assert listener.wait(_TIMEOUT)
+        assert Notice.JOBS in listener.wait(_TIMEOUT)
 
 
 def test_a_released_job_notifies_a_listener(subject: Subject) -> None:
@@ -91,7 +92,7 @@ def test_a_released_job_notifies_a_listener(subject: Subject) -> None:
     with _listening(subject) as listener:
         subject.settle(claim, Outcome.release())
 
-        assert listener.wait(_TIMEOUT)
+        assert Notice.JOBS in listener.wait(_TIMEOUT)
 
 
 def test_a_job_of_a_schedule_notifies_a_listener(subject: Subject) -> None:
@@ -104,7 +105,7 @@ def test_a_job_of_a_schedule_notifies_a_listener(subject: Subject) -> None:
     with _listening(subject) as listener:
         subject.driver.maintenance.advance_schedule("nightly", fired=due, next_at=None, jobs=[new_job()])
 
-        assert listener.wait(_TIMEOUT)
+        assert Notice.JOBS in listener.wait(_TIMEOUT)
 
 
 def test_a_job_of_a_joined_transaction_notifies_a_listener_on_commit(subject: Subject) -> None:
@@ -114,24 +115,63 @@ def test_a_job_of_a_joined_transaction_notifies_a_listener_on_commit(subject: Su
             before = listener.wait(_NO_WAIT)
         after = listener.wait(_TIMEOUT)
 
-    assert (before, after) == (False, True)
+    assert (before, after) == (Notice.NONE, Notice.JOBS)
 
 
 def test_a_wait_is_ended_from_another_thread(subject: Subject) -> None:
     with _listening(subject) as listener, _soon(listener.wake):
-        assert listener.wait(_TIMEOUT)
+        assert Notice.JOBS in listener.wait(_TIMEOUT)
 
 
 def test_a_wake_before_the_wait_ends_the_wait_at_once(subject: Subject) -> None:
     with _listening(subject) as listener:
         listener.wake()
 
-        assert (listener.wait(_TIMEOUT), listener.wait(_NO_WAIT)) == (True, False)
+        assert (listener.wait(_TIMEOUT), listener.wait(_NO_WAIT)) == (Notice.ALL, Notice.NONE)
+
+
+def test_a_cancel_of_a_running_job_notifies_the_listener_of_its_worker(subject: Subject) -> None:
+    job_id = subject.bring(Status.PROCESSING)
+
+    with _listening(subject, worker="worker") as listener:
+        subject.cancel(job_id)
+
+        assert Notice.CANCELS in listener.wait(_TIMEOUT)
+
+
+def test_a_listener_without_queues_is_notified_of_cancels(subject: Subject) -> None:
+    job_id = subject.bring(Status.PROCESSING)
+
+    with closing(subject.driver.listen([], worker="worker")) as listener, _soon(lambda: subject.cancel(job_id)):
+        assert listener.wait(_TIMEOUT) == Notice.CANCELS
+
+
+def test_a_repeated_cancel_of_a_running_job_notifies_again(subject: Subject) -> None:
+    job_id = subject.bring(Status.PROCESSING)
+    subject.cancel(job_id)
+
+    with _listening(subject, worker="worker") as listener:
+        subject.cancel(job_id)
+
+        assert Notice.CANCELS in listener.wait(_TIMEOUT)
+
+
+def test_cancels_of_several_workers_jobs_notify_each_of_them(subject: Subject) -> None:
+    job_ids = [subject.insert() for _ in range(3)]
+    workers = ["first", "second", "ö" * 1_000]
+    for worker in workers:
+        subject.reserve(limit=1, worker=worker)
+
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(_listening(subject, worker=worker)) for worker in workers]
+        subject.driver.cancel(job_ids)
+
+        assert all(Notice.CANCELS in listener.wait(_TIMEOUT) for listener in listeners)
 
 
 @contextmanager
-def _listening(subject: Subject, *queues: str) -> Iterator[Listener]:
-    with closing(subject.driver.listen(queues or ["default"])) as listener:
+def _listening(subject: Subject, *queues: str, worker: str | None = None) -> Iterator[Listener]:
+    with closing(subject.driver.listen(queues or ["default"], worker=worker)) as listener:
         yield listener
 
 

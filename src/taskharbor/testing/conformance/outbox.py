@@ -54,6 +54,24 @@ def test_a_claimed_event_is_not_claimed_again_until_its_lock_ends(subject: Subje
     assert free == [replace(first, next_at=subject.clock.now() + LOCK, attempts=2)]
 
 
+def test_pending_events_are_counted_up_to_a_limit_until_they_are_done(subject: Subject) -> None:
+    for _ in range(4):
+        subject.bring(Status.DEAD)
+    count = subject.driver.inspector.outbox_pending
+    assert (count(limit=10), count(limit=4), count(limit=3)) == (4, 4, 3)
+
+    published, given_up, retried, _ = _claim_events(subject)
+    subject.driver.maintenance.settle_outbox(
+        [
+            Published(published.event.event_id),
+            Unpublished(given_up.event.event_id, "refused", None),
+            Unpublished(retried.event.event_id, "away", _SECOND),
+        ]
+    )
+
+    assert count(limit=10) == 2
+
+
 def test_a_published_event_is_never_claimed_again(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     [row] = _claim_events(subject)

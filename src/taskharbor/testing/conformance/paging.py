@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from uuid import UUID
 
+from taskharbor.core.ids import JobId
 from taskharbor.core.results import JobFilter, scan_limit
 from taskharbor.testing.conformance.subject import Subject, new_job
-
-if TYPE_CHECKING:
-    from taskharbor.core.ids import JobId
 
 _PAGE: Final = 10
 
@@ -39,6 +38,17 @@ def test_a_page_may_be_larger_than_the_default_scan(subject: Subject) -> None:
     page = subject.driver.inspector.find(JobFilter(), limit=count)
 
     assert (len(page.jobs), page.after) == (count, page.jobs[-1].id)
+
+
+def test_a_page_begins_below_any_id_whether_or_not_a_job_has_it(subject: Subject) -> None:
+    jobs = [new_job(id=JobId(UUID(int=place << 64))) for place in (3, 5, 7, 9)]
+    subject.driver.insert(jobs)
+    subject.driver.cancel([jobs[1].id])
+
+    after = [JobId(UUID(int=above)) for above in (9 << 64, (7 << 64) + 1, 7 << 64, 6 << 64, 3 << 64, 1)]
+    pages = [subject.driver.inspector.find(JobFilter(), limit=2, after=each) for each in after]
+
+    assert [[job.id.int >> 64 for job in page.jobs] for page in pages] == [[7, 5], [7, 5], [5, 3], [5, 3], [], []]
 
 
 def _pages(subject: Subject, wanted: JobFilter, *, limit: int = _PAGE) -> list[list[JobId]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import pytest
 
 from taskharbor.core.errors import IllegalTransition, InvalidRequest, JobNotFound
 from taskharbor.core.failure import Failure
-from taskharbor.core.ids import new_job_id, new_token
+from taskharbor.core.ids import Token, new_job_id, new_token
 from taskharbor.core.model import Attempt, AttemptOutcome, Claim, OutboxRow
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Enqueued, Settled, Transitioned
@@ -105,7 +106,41 @@ def test_a_requeued_job_has_exactly_the_attempts_of_its_budget(subject: Subject)
     assert subject.job(job_id).attempt_count == 3
 
 
-def test_a_requeue_without_a_budget_is_refused(subject: Subject) -> None:
+def test_a_job_requeued_without_a_budget_gets_its_own_attempts_again(subject: Subject) -> None:
+    job_id, lives = subject.insert(max_attempts=2), []
+    _exhaust(subject, life=1)
+
+    for life in (2, 3, 4):
+        subject.requeue(job_id, budget=None, token=Token(UUID(int=1_000 + life)))
+        lives.append(_exhaust(subject, life=life))
+
+    assert lives == [[Status.FAILED, Status.DEAD]] * 3
+    assert (subject.job(job_id).attempt_count, subject.job(job_id).max_attempts) == (8, 8)
+
+
+def test_attempts_that_a_job_did_not_need_are_not_added_to_its_next_life(subject: Subject) -> None:
+    failed, canceled = subject.insert(max_attempts=3, queue="mail"), subject.insert(max_attempts=4)
+    [claim] = subject.reserve("mail")
+    subject.settle(claim, Outcome.fail("hopeless"))
+    subject.cancel(canceled)
+
+    answers = subject.driver.requeue([failed, canceled], token=new_token(), by="ann", reason="fixed")
+
+    assert answers == [Transitioned(failed, Status.PENDING), Transitioned(canceled, Status.PENDING)]
+    assert [subject.job(job_id).max_attempts for job_id in (failed, canceled)] == [1 + 3, 4]
+
+
+def test_the_budget_of_a_requeue_is_the_default_of_the_next(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    subject.requeue(job_id, budget=2)
+    subject.settle(subject.take(), Outcome.fail("hopeless"))
+
+    subject.requeue(job_id, budget=None)
+
+    assert (subject.job(job_id).attempt_count, subject.job(job_id).max_attempts) == (2, 2 + 2)
+
+
+def test_a_requeue_with_a_budget_of_zero_is_refused(subject: Subject) -> None:
     job_id = subject.bring(Status.DEAD)
     before = subject.everything(job_id)
 
@@ -315,6 +350,21 @@ def test_each_requeue_of_a_batch_is_answered_for_itself(subject: Subject) -> Non
     assert [answers[0], answers[3]] == [Transitioned(dead, Status.PENDING), Transitioned(canceled, Status.PENDING)]
     assert [type(each) for each in answers[1:3]] == [IllegalTransition, JobNotFound]
     assert [subject.job(job_id).life for job_id in (dead, canceled)] == [2, 2]
+
+
+def _exhaust(subject: Subject, *, life: int) -> list[Status]:
+    """Fail the one due job until it is dead, and return its status after each attempt.
+
+    Its tokens are smaller than those of requeues, which grow: a store that confuses them finds the wrong one first.
+    """
+    statuses: list[Status] = []
+    while Status.DEAD not in statuses:
+        assert len(statuses) < 10, statuses
+        [claim] = subject.reserve(token=Token(UUID(int=100 * life + len(statuses))))
+        answer = subject.settle(claim, Outcome.retry(after=timedelta(0)))
+        assert isinstance(answer, Settled)
+        statuses.append(answer.status)
+    return statuses
 
 
 def _claimed(subject: Subject, job_id: JobId) -> Claim:

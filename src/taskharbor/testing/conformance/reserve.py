@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from taskharbor.core.codec import JsonCodec
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import Claim, Lease
 from taskharbor.core.outcome import Outcome
@@ -30,6 +31,18 @@ def test_a_due_job_is_leased_to_the_worker_that_asks(subject: Subject) -> None:
     assert (job.status, job.worker_id) == (Status.PROCESSING, "w-1")
     assert (job.lease_token, job.lease_expires_at) == (token, subject.clock.now() + LEASE)
     assert job.processing_started_at == subject.clock.now()
+
+
+def test_a_claimed_job_is_an_object_of_its_own(subject: Subject) -> None:
+    job_id, codec = subject.insert(), JsonCodec()
+    claim = subject.take()
+    [read_back] = subject.driver.read_back([claim.lease.token])
+
+    for job in (claim.job, read_back.job):
+        job.use_codec(codec)
+        assert job.codec is codec
+
+    assert subject.job(job_id).codec is not codec
 
 
 def test_an_attempt_counts_from_the_claim_on(subject: Subject) -> None:

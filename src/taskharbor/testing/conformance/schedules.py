@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.model import Schedule
+from taskharbor.core.model import Schedule, WorkerRecord
 from taskharbor.testing.conformance.subject import TICK, Subject, new_job
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import NewJob
 
 _DAY: Final = timedelta(days=1)
+_ALIVE: Final = timedelta(seconds=30)
 
 
 def test_schedules_are_kept_as_they_were_put_and_listed_by_name(subject: Subject) -> None:
@@ -66,7 +67,7 @@ def test_the_longest_due_schedules_come_first_and_no_more_than_asked_for(subject
     second = _put(subject, "b", next_at=now - timedelta(hours=2))
     first = _put(subject, "c", next_at=now - timedelta(hours=3))
 
-    due = subject.driver.maintenance.due_schedules(limit=2)
+    due = subject.driver.maintenance.due_schedules(limit=2, alive_within=_ALIVE)
 
     assert due == [first, second]
 
@@ -221,6 +222,97 @@ def test_resuming_a_schedule_returns_whether_it_was_paused(subject: Subject) -> 
     assert _stored(subject) == nightly
 
 
+def test_a_declared_schedule_is_due_while_a_live_worker_declares_it(subject: Subject) -> None:
+    nightly = _put(subject, next_at=subject.clock.now(), declared_at=subject.clock.now())
+
+    undeclared = _due(subject)
+    _declare(subject, "hourly", "nightly")
+    declared = _due(subject)
+    subject.advance(_ALIVE - TICK)
+    still_alive = _due(subject)
+    subject.advance(TICK)
+    dead = _due(subject)
+    _declare(subject, "nightly", worker="successor")
+    declared_again = _due(subject)
+
+    assert (undeclared, dead) == ([], [])
+    assert declared == still_alive == declared_again == [nightly]
+
+
+def test_a_declared_schedule_is_not_due_when_its_worker_drops_it(subject: Subject) -> None:
+    _put(subject, next_at=subject.clock.now(), declared_at=subject.clock.now())
+    _declare(subject, "nightly")
+    _declare(subject, "nightly2", "night")
+
+    assert _due(subject) == []
+
+
+def test_a_stored_schedule_is_due_without_a_declaration(subject: Subject) -> None:
+    nightly = _put(subject, next_at=subject.clock.now())
+    _put(subject, "hourly", next_at=subject.clock.now(), declared_at=subject.clock.now())
+
+    _declare(subject, "other")
+
+    assert _due(subject) == [nightly]
+
+
+def test_a_declared_schedule_that_is_paused_is_not_due(subject: Subject) -> None:
+    _put(subject, next_at=subject.clock.now(), declared_at=subject.clock.now())
+    _declare(subject, "nightly")
+
+    subject.driver.control.pause_schedules(["nightly"])
+
+    assert _due(subject) == []
+
+
+def test_a_schedule_put_again_is_bound_to_code_or_freed_as_put(subject: Subject) -> None:
+    now = subject.clock.now()
+    _put(subject, next_at=now)
+    bound = _put(subject, next_at=now, declared_at=now)
+    is_bound = _stored(subject)
+    freed = _put(subject, next_at=now)
+
+    assert (is_bound, _stored(subject)) == (bound, freed)
+
+
+def test_a_schedule_undeclared_for_too_long_is_removed(subject: Subject) -> None:
+    _put(subject, declared_at=subject.clock.now())
+    stored = _put(subject, "by-hand")
+
+    subject.advance(_DAY - TICK)
+    too_early = _prune(subject)
+    subject.advance(TICK)
+    removed = _prune(subject)
+
+    assert (too_early, removed, _prune(subject)) == (0, 1, 0)
+    assert subject.driver.inspector.schedules() == {"by-hand": stored}
+
+
+def test_a_live_declaration_is_recorded_and_keeps_a_schedule(subject: Subject) -> None:
+    old = _put(subject, declared_at=subject.clock.now())
+    stored = _put(subject, "by-hand")
+    subject.advance(_DAY)
+    _declare(subject, "nightly", "by-hand")
+
+    removed = _prune(subject)
+    renewed = _stored(subject)
+    subject.advance(_ALIVE)
+    _prune(subject)
+
+    assert removed == 0
+    assert renewed == _stored(subject) == replace(old, declared_at=subject.clock.now() - _ALIVE)
+    assert subject.driver.inspector.schedules()["by-hand"] == stored
+
+
+def test_a_paused_schedule_is_kept_when_no_worker_declares_it(subject: Subject) -> None:
+    _put(subject, declared_at=subject.clock.now())
+    subject.driver.control.pause_schedules(["nightly"])
+
+    subject.advance(_DAY)
+
+    assert (_prune(subject), [*subject.driver.inspector.schedules()]) == (0, ["nightly"])
+
+
 def _schedule(name: str, **fields: Any) -> Schedule:
     defaults = {"cron": "0 2 * * *", "timezone": "UTC", "type": "clean", "queue": "default", "payload": b"{}"}
     return Schedule(name=name, **defaults | fields)
@@ -237,7 +329,26 @@ def _stored(subject: Subject) -> Schedule:
 
 
 def _due(subject: Subject) -> list[Schedule]:
-    return subject.driver.maintenance.due_schedules(limit=10)
+    return subject.driver.maintenance.due_schedules(limit=10, alive_within=_ALIVE)
+
+
+def _declare(subject: Subject, *schedules: str, worker: str = "w") -> None:
+    """Record the heartbeat of a worker that declares *schedules*."""
+    record = WorkerRecord(
+        id=worker,
+        host="h",
+        pid=1,
+        queues=("default",),
+        types=("clean",),
+        concurrency=1,
+        started_at=subject.clock.now(),
+        schedules=schedules,
+    )
+    subject.driver.maintenance.record_worker(record)
+
+
+def _prune(subject: Subject) -> int:
+    return subject.driver.maintenance.prune_schedules(undeclared_for=_DAY, alive_within=_ALIVE)
 
 
 def _fire(subject: Subject, fired: datetime, next_at: datetime | None, *jobs: NewJob) -> bool:

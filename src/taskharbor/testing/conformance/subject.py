@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import pytest
 
 from taskharbor.core.failure import Failure
-from taskharbor.core.ids import new_job_id, new_token
+from taskharbor.core.ids import JobId, first_id_at, new_job_id, new_token
 from taskharbor.core.model import Claim, NewJob
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Enqueued, Sent, Settlement
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from taskharbor.core.errors import IdempotencyConflict
-    from taskharbor.core.ids import JobId, Token
+    from taskharbor.core.ids import Token
     from taskharbor.core.model import Attempt, Job, Lease, OutboxRow
     from taskharbor.core.results import Dispatch, FinishedCount, QueueStats, Refused
     from taskharbor.drivers.base import Driver, SettleAnswer
@@ -36,6 +38,14 @@ TICK: Final = timedelta(microseconds=1)
 BOOM: Final = Failure(type="ValueError", message="boom", traceback="Traceback …", fingerprint="f00d")
 TEN_YEARS: Final = timedelta(days=3650)
 LONG_AGO: Final = datetime(2029, 12, 31, tzinfo=UTC)
+
+
+def id_at(time: datetime) -> JobId:
+    """Return a new job id of *time*. Later calls return higher ids for the same time."""
+    return JobId(UUID(int=first_id_at(time).int + next(_NUMBERS)))
+
+
+_NUMBERS: Final = count(1)
 
 
 def new_job(**fields: Any) -> NewJob:
@@ -155,7 +165,7 @@ class Subject:
         [answer] = self.driver.cancel([job_id])
         return answer
 
-    def requeue(self, job_id: JobId, *, budget: int = 3, token: Token | None = None, **when: Any) -> Any:
+    def requeue(self, job_id: JobId, *, budget: int | None = 3, token: Token | None = None, **when: Any) -> Any:
         [answer] = self.driver.requeue(
             [job_id],
             token=token or new_token(),

@@ -9,7 +9,7 @@ from taskharbor.core.messages import parse_message
 from taskharbor.core.results import Declined, Expired, RefusalReason, Refused, Settled, Skipped
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.simulation.history import DriverCall
-from taskharbor.testing.simulation.plan import LEASE
+from taskharbor.testing.simulation.plan import LEASE, MAX_CONCURRENCY
 from taskharbor.testing.simulation.workloads import STUCK
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ REQUIRED_COVERAGE: Final = frozenset(
         "the janitor canceled a job",
         "a worker reclaimed an expired lease",
         "an attempt was released",
+        "jobs were claimed ahead of free slots",
+        "a job that was claimed ahead was released",
         "a job was requeued",
         "a PENDING job was canceled",
         "a FAILED job was canceled",
@@ -52,17 +54,21 @@ REQUIRED_COVERAGE: Final = frozenset(
     }
 )
 
-# With messages, a job is FAILED only before its first message, and few outcomes arrive this late. Simulations in mode
-# "polling" cover these.
+# With messages, a job is FAILED only before its first message, few outcomes arrive this late, and nothing is claimed
+# ahead. Simulations in mode "polling" cover these.
 _RARE_WITH_MESSAGES: Final = {
     "a FAILED job was canceled",
     "a success was recorded just before its lease expired",
     "an outcome arrived for a pruned job",
+    "jobs were claimed ahead of free slots",
+    "a job that was claimed ahead was released",
 }
 REQUIRED_MESSAGE_COVERAGE: Final = (REQUIRED_COVERAGE - _RARE_WITH_MESSAGES) | {
     "a job was sent again",
     "a message was received before its send was recorded",
     "a message was received twice in one batch",
+    "a message with several jobs was claimed in part",
+    "a message came again after some of its jobs had finished",
     "a stale message was deleted",
     "a message was declined, and its job is sent again",
     "a job was claimed without its message",
@@ -92,12 +98,16 @@ class CoverageCollector:
         self._claims: dict[Token, str] = {}
         self._expired: set[tuple[JobId, Token]] = set()
         self._sending: set[tuple[JobId, int]] = set()
+        self._bundles: dict[str, list[set[JobId]]] = {}
+        self._ahead: set[Token] = set()
 
     def observe(self, call: DriverCall) -> None:
         match call.verb:
             case "reserve" | "claim":
                 self._claims[call.arguments["token"]] = call.fate if call.answer else f"{call.fate}, nothing"
-                self.seen |= set(_claimed(call)) if call.is_committed else set()
+                self.seen |= {*_claimed(call), *self._claimed_in_part(call)} if call.is_committed else set()
+                if call.is_committed and len(call.answer) > MAX_CONCURRENCY:
+                    self._ahead.add(call.arguments["token"])
             case "read_back" if call.fate == "ok":
                 self.seen |= set(self._read_back(call))
             case "settle":
@@ -126,11 +136,24 @@ class CoverageCollector:
             case "record_dispatch":
                 yield from self._dispatched(call)
             case "receive":
-                read = [message for each in call.answer if (message := parse_message(each.body)) is not None]
-                if any((message.job_id, message.seq) in self._sending for message in read):
+                read = [named for each in call.answer for named in parse_message(each.body) or ()]
+                if any((named.job_id, named.seq) in self._sending for named in read):
                     yield "a message was received before its send was recorded"
-                if len({message.job_id for message in read}) < len(read):
+                if len({named.job_id for named in read}) < len(read):
                     yield "a message was received twice in one batch"
+                bundles = [{named.job_id for named in parse_message(each.body) or ()} for each in call.answer]
+                self._bundles[call.process] = [each for each in bundles if len(each) > 1]
+
+    def _claimed_in_part(self, call: DriverCall) -> Iterator[str]:
+        """Yield what happened to messages that name several jobs."""
+        asked = dict(zip(call.arguments["what"], call.answer, strict=True)) if call.verb == "claim" else {}
+        for bundle in self._bundles.get(call.process, ()):
+            answers = [asked[job_id] for job_id in bundle if job_id in asked]
+            if 0 < len(answers) < len(bundle):
+                yield "a message with several jobs was claimed in part"
+            finished = [each for each in answers if isinstance(each, Refused) and each.reason is RefusalReason.FINAL]
+            if 0 < len(finished) < len(answers):
+                yield "a message came again after some of its jobs had finished"
 
     def _dispatched(self, call: DriverCall) -> Iterator[str]:
         for each, is_done in zip(call.arguments["what"], call.answer, strict=True):
@@ -156,6 +179,8 @@ class CoverageCollector:
         if isinstance(answer, Settled) and call.fate == "ok":
             yield from _repeated(self._fates.get(key, ""), is_new=change is not None)
         self._fates[key] = "skipped" if isinstance(answer, Skipped) else call.fate
+        if event is Event.RELEASE and isinstance(answer, Settled) and key[1] in self._ahead:
+            yield "a job that was claimed ahead was released"
         if isinstance(answer, JobNotFound):
             yield "an outcome arrived for a pruned job"
         if isinstance(answer, LeaseLost) and event is Event.ACK:
@@ -184,6 +209,8 @@ def _repeated(fate: str, *, is_new: bool) -> Iterator[str]:
 
 
 def _claimed(call: DriverCall) -> Iterator[str]:
+    if call.verb == "reserve" and len(call.answer) > MAX_CONCURRENCY:
+        yield "jobs were claimed ahead of free slots"
     held = [
         change.before.type for change in call.changes if change.before and change.before.status is Status.PROCESSING
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
+from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.testing.simulation.faults import ProcessTransport, Unmapped
 from taskharbor.testing.simulation.plan import (
@@ -58,10 +59,11 @@ class SimulatedEnqueuer:
 
 @dataclass(frozen=True, slots=True)
 class DeliverySetup:
-    """The queue service of a fleet, and the number of enqueuers that send to it."""
+    """The queue service of a fleet, the number of enqueuers that send to it, and how many jobs a message may name."""
 
     service: QueueService
     enqueuers: int
+    bundle: int
 
 
 class SimulatedFleet:
@@ -80,6 +82,7 @@ class SimulatedFleet:
         self._runtimes: list[SimulatedRuntime] = []
         self.workers: list[SimulatedWorker] = []
         self.delivery: DeliverySetup | None = None
+        self.prefetch_limit = 0
         self.enqueuers: list[SimulatedEnqueuer] = []
         self.is_closing = False
 
@@ -105,6 +108,9 @@ class SimulatedFleet:
             resend_after=RESEND,
             max_resend=MAX_RESEND,
             max_unclaimed=MAX_UNCLAIMED,
+            # Few jobs are due at once. A batch that is full is a backlog.
+            batch=self.delivery.bundle if self.delivery.bundle > 1 else STORE_BATCH,
+            bundle=self.delivery.bundle,
         )
         member = SimulatedEnqueuer(process, enqueuer)
         self.enqueuers.append(member)
@@ -138,13 +144,14 @@ class SimulatedFleet:
             self._store.driver_for(process),
             queues=self._plan.queues,
             concurrency=self._plan.concurrency,
+            prefetch=self.prefetch_limit,
             lease=LEASE,
             grace=GRACE,
             poll=POLL,
             transport=None if self.delivery is None else self._transport(process, self.delivery),
             visibility=VISIBILITY,
             overdue_after=RESEND,
-            unhandled_after=UNHANDLED_AFTER,
+            unknown_types=f"dead-letter:{UNHANDLED_AFTER.total_seconds():g}s",
             middleware=[self._monitor.middleware(process)],
             name=process.name,
             runtime=runtime,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RECLAIM_WITHIN: Final = timedelta(seconds=5)
 STOP_WITHIN: Final = timedelta(seconds=1)
+BEGIN_WITHIN: Final = timedelta(seconds=1)
+"""Time in which a claimed job begins or is released."""
 SLACK: Final = timedelta(seconds=1.5)
 STARTUP_SECONDS: Final = 4.0
 """Time in which a worker starts. It compares clocks before it reclaims jobs."""
@@ -62,8 +64,26 @@ class Liveness:
                 expired_for = now - max(job.lease_expires_at, self._since, self._worker_since(), held_until)
                 if expired_for > RECLAIM_WITHIN + STOP_WITHIN:
                     self._add_violation(job, f"was not reclaimed for {expired_for} after its lease expired")
+                if job.lease_expires_at > now:
+                    self._check_begun(job, now)
             elif job.status.is_waiting:
                 self._check_waiting(job, now - max(job.scheduled_for, self._waiting_since(job)))
+
+    def _check_begun(self, job: Job, now: datetime) -> None:
+        """Check that a claimed job begins or is released soon: another worker may be idle."""
+        if (
+            job.processing_started_at is None
+            or job.lease_token is None
+            or job.lease_token in self._simulation.store.unseen_claims
+        ):
+            return
+        waited = now - max(job.processing_started_at, self._since)
+        since = self._world.now - waited.total_seconds()
+        for member in self._simulation.fleet.workers:
+            if member.process.name == job.worker_id and member.stops_at is None:
+                is_begun = (job.id, job.lease_token) in self._simulation.monitor.begun
+                if waited > BEGIN_WITHIN and not is_begun and not member.process.is_disturbed(since):
+                    self._add_violation(job, f"was claimed {waited} ago, and neither began nor was released")
 
     def _worker_since(self) -> datetime:
         """Return since when a worker that can reclaim jobs is running."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from random import Random
+from typing import Final
 
 from taskharbor.core.request import JobRequest
 from taskharbor.testing.simulation import faults
 from taskharbor.testing.simulation.queue_service import QUEUE_CALLS, QueueFaultRates
 from taskharbor.testing.simulation.workloads import KINDS, STUCK
 
-if TYPE_CHECKING:
-    from random import Random
-
 LEASE: Final = timedelta(seconds=5)
 GRACE: Final = timedelta(seconds=3)
 POLL: Final = timedelta(seconds=1)
 QUEUES: Final = ("default", "mail")
+MAX_CONCURRENCY: Final = 4
+BURST_SECONDS: Final = 0.3
 OPERATIONS: Final = (
     "cancel", "cancel", "stop", "pause", "requeue", "freeze", "freeze", "stop_in_claim", "stop_in_claim",
     "jump", "prune", "prune",
@@ -59,7 +59,7 @@ def draw(rng: Random) -> Plan:
     queues = QUEUES[: rng.randint(1, 2)]
     return Plan(
         workers=rng.randint(1, 3),
-        concurrency=rng.randint(1, 4),
+        concurrency=rng.randint(1, MAX_CONCURRENCY),
         queues=queues,
         rates=_rates(rng),
         fault_seconds=fault_seconds,
@@ -81,6 +81,8 @@ class DeliveryPlan:
     fault_rates: QueueFaultRates
     disabled_calls: frozenset[str]
     """Verbs of the queue service that fail permanently after the other faults have ended."""
+    bundle: int
+    """How many jobs are due at once before one message names them all; 1 for never."""
 
 
 def draw_delivery(rng: Random) -> DeliveryPlan:
@@ -89,7 +91,44 @@ def draw_delivery(rng: Random) -> DeliveryPlan:
     delay = rng.choice((0.5, 4.0, 20.0)) if rng.random() < 0.5 else 0.0
     disabled_calls = frozenset(rng.choice((QUEUE_CALLS, ("send",)))) if rng.random() < 0.15 else frozenset()
     fault_rates = QueueFaultRates(loss=loss, double=double, delay=delay, stray=0.2 if rng.random() < 0.5 else 0.0)
-    return DeliveryPlan(enqueuers=rng.randint(1, 2), fault_rates=fault_rates, disabled_calls=disabled_calls)
+    return DeliveryPlan(
+        enqueuers=rng.randint(1, 2),
+        fault_rates=fault_rates,
+        disabled_calls=disabled_calls,
+        bundle=rng.choice((1, 2, 3, 6)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchPlan:
+    """How many jobs workers may claim ahead, and the bursts of short jobs that make them do it."""
+
+    limit: int = 0
+    jobs: tuple[tuple[float, JobRequest], ...] = ()
+
+
+def draw_prefetch(seed: int, plan: Plan) -> PrefetchPlan:
+    """Draw bursts of short jobs, which end with slow ones, in a fifth of the simulations.
+
+    They have a generator of their own, so that the other simulations do not depend on them.
+    """
+    rng = Random(f"prefetch {seed}")  # noqa: S311  a simulation must be reproducible
+    if rng.random() < 0.8:
+        return PrefetchPlan()
+    bursts = [rng.uniform(0, plan.fault_seconds) for _ in range(rng.randint(1, 2))]
+    return PrefetchPlan(
+        limit=rng.choice((5, 1_000)),
+        jobs=tuple(job for start in bursts for job in _burst(rng, start, rng.choice(plan.queues))),
+    )
+
+
+def _burst(rng: Random, start: float, queue: str) -> list[tuple[float, JobRequest]]:
+    kinds = rng.choice((["quick"], ["plain"], ["quick", "plain"]))
+    short = [(start + BURST_SECONDS * rng.random(), JobRequest(type=rng.choice(kinds), queue=queue)) for _ in range(40)]
+    slow = rng.choice((["slow"], ["plain_slow"], ["slow", "plain_slow"], ["quick"]))
+    # So many that some wait behind them, and so late that they are claimed ahead with the rest.
+    late = [(start + BURST_SECONDS * 0.8, _request(rng, slow, (queue,))) for _ in range(rng.randint(4, 20))]
+    return short + late
 
 
 def _rates(rng: Random) -> dict[str, float]:

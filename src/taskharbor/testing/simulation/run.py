@@ -29,8 +29,10 @@ from taskharbor.testing.simulation.plan import (
     POLL,
     VISIBILITY,
     Plan,
+    PrefetchPlan,
     draw,
     draw_delivery,
+    draw_prefetch,
 )
 from taskharbor.testing.simulation.queue_service import QueueFaultRates, QueueService
 from taskharbor.testing.simulation.workloads import HandlerMonitor
@@ -87,7 +89,7 @@ class Simulation:
         self.history = History(self.world)
         self.faults = StoreFaults(self.world, self.plan.rates, LEASE.total_seconds())
         self.store = FaultyStore(MemoryDriver(clock=SimulatedClock(self.world)), self.history, self.faults)
-        self.monitor = HandlerMonitor(self.history, self.store)
+        self.monitor = HandlerMonitor(self.history, self.store, self.plan.concurrency)
         self.service: QueueService | None = None
         self.disabled_calls: frozenset[str] = frozenset()
         self.fleet = SimulatedFleet(self.plan, self.history, self.store, self.faults, self.monitor)
@@ -95,8 +97,10 @@ class Simulation:
             delivery = draw_delivery(self.world.rng)
             self.disabled_calls = delivery.disabled_calls
             self.service = QueueService(lambda: self.world.now, self.world.rng, delivery.fault_rates)
-            self.fleet.delivery = DeliverySetup(self.service, delivery.enqueuers)
+            self.fleet.delivery = DeliverySetup(self.service, delivery.enqueuers, delivery.bundle)
         self.store.stop = self.fleet.stop
+        self.prefetch = draw_prefetch(seed, self.plan) if mode == "polling" else PrefetchPlan()
+        self.fleet.prefetch_limit = self.prefetch.limit
         self.accepted: list[JobId] = []
         self._people = Process(self.world, "people")
         self._driver = self.store.driver_for(self._people)
@@ -106,7 +110,7 @@ class Simulation:
         for _ in range(self.plan.workers):
             self.fleet.start()
         self.fleet.start_enqueuers()
-        for when, request in self.plan.jobs:
+        for when, request in (*self.plan.jobs, *self.prefetch.jobs):
             self._at(when, partial(self._enqueue, request))
         for when, operation in self.plan.operations:
             self._at(when, getattr(self, f"_{operation}"))

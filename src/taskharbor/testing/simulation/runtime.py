@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from taskharbor.runtime import ERROR_PAUSE, AsyncRun
+from taskharbor.runtime import ERROR_PAUSE, AsyncRun, start_all
 from taskharbor.testing.simulation.world import ProcessKilled
 
 if TYPE_CHECKING:
@@ -97,6 +97,9 @@ class SimulatedRuntime:
     def monotonic(self) -> float:
         return self._process.monotonic()
 
+    def process_time(self) -> float:
+        return 0.0
+
     def token(self) -> Token:
         return self._process.world.token()
 
@@ -107,10 +110,15 @@ class SimulatedRuntime:
         self.loops.append(SimulatedLoop(self._process, name, tick, self._failed))
         return self.loops[-1]
 
-    def run_sync(self, work: Callable[[], None]) -> None:
+    def run_sync(self, work: Callable[[], None], on_idle: Callable[[], None]) -> None:
         if not self._may_start():
             raise RuntimeError("can't start new thread")
-        thread = HandlerThread(work)
+
+        def run_and_idle() -> None:
+            work()
+            on_idle()
+
+        thread = HandlerThread(run_and_idle)
         self._threads.append(thread)
         self._process.schedule(self._process.world.rng.uniform(0, START_JITTER_SECONDS), thread.resume)
 
@@ -126,6 +134,9 @@ class SimulatedRuntime:
         for thread in self._threads:
             thread.kill()
 
+    def event_loop_wait(self) -> float:
+        return 0.0
+
     def thread_id(self) -> int:
         return 1
 
@@ -135,8 +146,7 @@ class SimulatedRuntime:
     def run_async(self, works: Sequence[AsyncWork]) -> list[AsyncRun]:
         runs = [AsyncRun(self.events.as_loop(), work, never_began) for work, never_began in works]
         self.events.started += [work for work, _ in works]
-        for run in runs:
-            self.events.call_soon_threadsafe(run.start)
+        self.events.call_soon_threadsafe(start_all, self.events, runs)
         return runs
 
     def close(self) -> None:

@@ -55,9 +55,11 @@ KINDS: Final = (
 class HandlerMonitor:
     """A middleware that records which handlers run in which process."""
 
-    def __init__(self, history: History, store: FaultyStore) -> None:
+    def __init__(self, history: History, store: FaultyStore, concurrency: int) -> None:
         self._history = history
         self._store = store
+        self._concurrency = concurrency
+        self.begun: set[tuple[JobId, Token]] = set()
         self.running: dict[tuple[JobId, Token], tuple[Process, float, str]] = {}
         self._timeouts: dict[JobId, float] = {}
         self.busy_at: dict[str, float] = {}
@@ -103,6 +105,8 @@ class HandlerMonitor:
         return sync_middleware, async_middleware
 
     def _begin(self, process: Process, job: Job, ctx: Context) -> None:
+        if process.is_dead:  # asyncio keeps the error that ended the task before this one
+            raise ProcessKilled
         now, token, row = self._history.world.store_time(), ctx.claim.lease.token, self._store.rows.get(job.id)
         ends_at = None if row is None else row.lease_expires_at
         is_held = row is not None and row.lease_token == token and ends_at is not None and ends_at > now
@@ -116,7 +120,10 @@ class HandlerMonitor:
             overlaps=tuple(self._overlaps(job.id)),
         )
         self._history.add(began)
+        self.begun.add((job.id, token))
         self.running[job.id, token] = process, self._history.world.now, job.type
+        if self.count(process) > self._concurrency:
+            self._history.add_violation(f"{process.name} runs {self.count(process)} handlers at once: {began}")
         if job.timeout is not None:
             self._timeouts[job.id] = job.timeout.total_seconds()
         self.busy_at[process.name] = self._history.world.now

@@ -1,0 +1,1 @@
+"""A web shop whose orders and jobs are in one database."""

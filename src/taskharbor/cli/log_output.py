@@ -1,0 +1,108 @@
+"""The log of the commands that run until a signal: to stderr, as text or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii as _quote
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.observability.attempt_log import duration_ms, success_text
+from taskharbor.observability.job_log import JobLogFilter
+from taskharbor.observability.line_handler import LineHandler
+from taskharbor.observability.tracing import trace_id_of
+
+if TYPE_CHECKING:
+    from taskharbor.observability.line_handler import Success
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_SHORT_ID_CHARS: Final = 12
+_SDK: Final = "botocore"
+"""The logger of the AWS SDK. Its INFO lines repeat where each client found its credentials and its endpoint."""
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"at", "level", "logger", "message", "asctime"}
+"""The attributes of every record. All others were added to it, and belong into a line of JSON."""
+
+
+def log_to_stderr(*, as_json: bool, level: str | None, capture_level: str | None = None) -> None:
+    """Log to stderr from *level* on, by default INFO. Lines from *capture_level* on are captured elsewhere.
+
+    An app that has configured logging keeps its configuration, except that *level* applies to TaskHarbor's lines.
+    """
+    names = logging.getLevelNamesMapping()
+    lowest, captured = names[(level or "info").upper()], names[(capture_level or "critical").upper()]
+    formatter = JsonFormatter() if as_json else TextFormatter()
+    handler = LineHandler(formatter, formatter.format_success)
+    handler.addFilter(JobLogFilter())
+    if captured < lowest:
+        handler.setLevel(lowest)
+    logging.basicConfig(level=min(lowest, captured), handlers=[handler])
+    if (sdk := logging.getLogger(_SDK)).level == logging.NOTSET and lowest > logging.DEBUG:
+        sdk.setLevel(max(lowest, logging.WARNING))
+    if level is not None:
+        logging.getLogger("taskharbor").setLevel(level.upper())
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as text: its time, level, logger and message.
+
+    A message that does not name the job of its record, as one of a handler, begins with the last part of the job's id.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(LOG_FORMAT)
+        self._stamp: logging.LogRecord | None = None
+        self._head = ""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  a method of the standard library
+        job_id = vars(record).get("job_id")
+        if job_id is not None and str(job_id) not in record.message:
+            # The first parts of the ids of jobs that were enqueued together are equal.
+            record.message = f"[{str(job_id)[-_SHORT_ID_CHARS:]}] {record.message}"
+        return super().formatMessage(record)
+
+    def format_success(self, success: Success) -> str:
+        """Return the line of a success."""
+        stamp, job, seconds = success
+        if stamp is not self._stamp:
+            self._stamp, self._head = stamp, self.format(stamp)
+        return self._head + success_text(job, seconds)
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON, with its extra attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._encode = json.JSONEncoder(default=str).encode  # json.dumps would make an encoder for each line
+        self._stamp: logging.LogRecord | None = None
+        self._head = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = _head(record) | {"message": record.getMessage()}
+        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD and value is not None}
+        if record.exc_info is not None and "traceback" not in line:
+            line["traceback"] = self.formatException(record.exc_info)
+        return self._encode(line)
+
+    def format_success(self, success: Success) -> str:
+        """Return the line of a success. Only texts that may need escapes are encoded: it takes half of the time."""
+        stamp, job, seconds = success
+        if stamp is not self._stamp:
+            self._stamp, self._head = stamp, self._encode(_head(stamp))[:-1]
+        trace = trace_id_of(job)
+        traced = "" if trace is None else f', "trace_id": {_quote(trace)}'
+        took = "" if seconds is None else f', "duration_ms": {duration_ms(seconds)}'
+        return (
+            f'{self._head}, "message": {_quote(success_text(job, seconds))}, "job_id": "{job.id}", '
+            f'"type": {_quote(job.type)}, "queue": {_quote(job.queue)}, "attempt": {job.attempt_count}, '
+            f'"worker": {_quote(job.worker_id or "")}{traced}, "max_attempts": {job.max_attempts}{took}}}'
+        )
+
+
+def _head(record: logging.LogRecord) -> dict[str, object]:
+    return {
+        "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+        "level": record.levelname,
+        "logger": record.name,
+    }

@@ -1,0 +1,93 @@
+"""Checks of a SQLite file and of the disk that it is on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+from taskharbor.doctor.findings import Finding, Level, run_check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from taskharbor.doctor.findings import Problem
+
+LOW_SPACE: Final = 500 * 2**20
+NO_SPACE: Final = 50 * 2**20
+LARGE_LOG: Final = 500 * 2**20
+NETWORK_FILE_SYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs")
+MOUNTS: Final = "/proc/self/mounts"
+
+
+def check_file(file: Path) -> Iterator[Finding]:
+    """Check the file, its write-ahead log, and its disk."""
+    yield from run_check("file", f"{file} can be written", lambda: _file(file))
+    yield from run_check("journal mode", "the journal mode is WAL", lambda: _journal(file))
+    yield from run_check("write-ahead log", "the write-ahead log is small", lambda: _log(file))
+    yield from run_check("file system", "the file is on a local file system", lambda: _file_system(file))
+    yield from run_check("free space", "there is enough free space", lambda: _space(file))
+
+
+def _file(file: Path) -> Iterator[Problem]:
+    for path in (file, file.parent):
+        if not os.access(path, os.W_OK):
+            yield Level.FAIL, f"{path} cannot be written by this user", f"change its owner or mode: ls -ld {path}"
+
+
+def _journal(file: Path) -> Iterator[Problem]:
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db:
+        [mode] = db.execute("PRAGMA journal_mode").fetchone()
+    if mode != "wal":
+        yield (
+            Level.WARN,
+            f"the journal mode is {mode}: readers and writers wait for each other",
+            "close all programs that use the file, and start a worker: it sets the mode to WAL",
+        )
+
+
+def _log(file: Path) -> Iterator[Problem]:
+    log = file.with_name(f"{file.name}-wal")
+    size = log.stat().st_size if log.exists() else 0
+    if size > LARGE_LOG:
+        yield (
+            Level.WARN,
+            f"{log} has {size / 2**20:,.0f} MB: a reader that never ends its transaction prevents checkpoints",
+            f"find it with: lsof {file}",
+        )
+
+
+def _file_system(file: Path) -> Iterator[Problem]:
+    kind = file_system_of(file)
+    if kind in NETWORK_FILE_SYSTEMS:
+        yield (
+            Level.FAIL,
+            f"{file} is on a network file system ({kind}), whose locks SQLite cannot rely on: jobs can be lost",
+            "move the file to a local disk, or use PostgreSQL",
+        )
+
+
+def file_system_of(file: Path) -> str:
+    """Return the type of the file system of *file*; empty if this machine does not show it."""
+    try:
+        with open(MOUNTS, encoding="utf-8") as mounts:  # noqa: PTH123  the path of a kernel interface
+            entries = [line.split()[1:3] for line in mounts]
+    except OSError:
+        return ""
+    absolute = file.resolve()
+    within = [(place, kind) for place, kind in entries if absolute.is_relative_to(place.replace("\\040", " "))]
+    return max(within, key=lambda each: len(each[0]), default=("", ""))[1]
+
+
+def _space(file: Path) -> Iterator[Problem]:
+    free = shutil.disk_usage(file.parent).free
+    if free < LOW_SPACE:
+        level = Level.FAIL if free < NO_SPACE else Level.WARN
+        yield (
+            level,
+            f"{free / 2**20:,.0f} MB are free on the disk of {file}",
+            "free space, or shorten the retention (--keep)",
+        )

@@ -1,0 +1,5 @@
+-- When a live worker was last known to declare this schedule in its code. NULL: a person or a program has stored it.
+ALTER TABLE th_schedules ADD COLUMN declared_at INTEGER;
+
+-- The names of the schedules that the worker's code declares.
+ALTER TABLE th_workers ADD COLUMN schedules TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(schedules));

@@ -1,0 +1,409 @@
+"""Each check of a PostgreSQL server reports what was really broken, and is ok again when it is fixed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+import pytest
+
+from taskharbor.core.model import WorkerRecord
+from taskharbor.doctor import Finding, Level, postgres, postgres_tables
+from taskharbor.doctor.examination import examine
+from taskharbor.doctor.postgres import check_operation, check_server
+from taskharbor.drivers import migrate
+from taskharbor.drivers.connect import connect, postgres_address
+from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.testing.postgres import PostgresServer
+from tests.support.pgbouncer import pooler
+from tests.support.postgres import schema_at
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KEEP: Final = timedelta(days=7)
+DURABLE: Final = {"max_prepared_transactions": "5", "wal_level": "logical"}
+OLD_DAY: Final = "th_jobs_finished_20260105"
+MAKE_OLD_DAY: Final = "SELECT th_make_days('2026-01-05', 1)"
+SAFE: Final = "ALTER DATABASE jobs SET idle_in_transaction_session_timeout = '10min'"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with PostgresServer.start(tmp_path_factory.mktemp("server"), durable=True, settings=DURABLE) as server:
+        url = server.database("jobs")
+        migrate.migrate_up(schema_at(url), MIGRATIONS)
+        execute(url, SAFE)
+        yield url
+
+
+def execute(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as db:
+        for statement in statements:
+            db.execute(statement.encode())
+
+
+def problems(url: str, check: str | None = None) -> list[Finding]:
+    """Return what the checks of the server find, but for those that are ok."""
+    address = postgres_address(url)
+    found = [*check_server(address), *check_operation(address, keep=KEEP)]
+    return [each for each in found if each.level is not Level.OK and check in {None, each.check}]
+
+
+def test_a_server_in_order_has_no_problem(url: str) -> None:
+    assert [each for each in examine(url, keep=KEEP) if each.level is not Level.OK] == []
+
+
+BROKEN: Final = [
+    (
+        "server",
+        "ALTER DATABASE jobs SET default_transaction_read_only = on",
+        "SET default_transaction_read_only = off; ALTER DATABASE jobs RESET default_transaction_read_only",
+        "transactions are read-only by default",
+    ),
+    (
+        "durability",
+        "ALTER DATABASE jobs SET synchronous_commit = off",
+        "ALTER DATABASE jobs RESET synchronous_commit",
+        "synchronous_commit is off: jobs that were accepted shortly before a crash of the server can be lost",
+    ),
+    (
+        "indexes",
+        "DROP INDEX th_jobs_waiting_sent",
+        (
+            "CREATE INDEX th_jobs_waiting_sent ON th_jobs_waiting (queue, priority, dispatch_at, id) "
+            "WHERE dispatch_at IS NOT NULL"
+        ),
+        "index th_jobs_waiting_sent is missing",
+    ),
+    (
+        "indexes",
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'th_audit_at'::regclass",
+        "UPDATE pg_index SET indisvalid = true WHERE indexrelid = 'th_audit_at'::regclass",
+        "index th_audit_at is invalid",
+    ),
+    (
+        "indexes",
+        f"{MAKE_OLD_DAY}; DROP INDEX {OLD_DAY}_id",
+        f"DROP TABLE {OLD_DAY}",
+        f"index {OLD_DAY}_id is missing",
+    ),
+    (
+        "triggers",
+        "ALTER TABLE th_jobs_dead DISABLE TRIGGER th_jobs_death",
+        "ALTER TABLE th_jobs_dead ENABLE TRIGGER th_jobs_death",
+        "trigger th_jobs_death of th_jobs_dead is disabled",
+    ),
+    (
+        "triggers",
+        "DROP TRIGGER th_jobs_death ON th_jobs_dead",
+        "CREATE TRIGGER th_jobs_death AFTER INSERT ON th_jobs_dead FOR EACH ROW EXECUTE FUNCTION th_announce_death()",
+        "trigger th_jobs_death of th_jobs_dead is missing",
+    ),
+    (
+        "autovacuum",
+        "ALTER TABLE th_jobs_waiting SET (autovacuum_enabled = off)",
+        "ALTER TABLE th_jobs_waiting RESET (autovacuum_enabled)",
+        "autovacuum is off for th_jobs_waiting; it grows with every job",
+    ),
+    (
+        "idle transactions",
+        "ALTER DATABASE jobs RESET idle_in_transaction_session_timeout",
+        SAFE,
+        "idle_in_transaction_session_timeout is off; a forgotten transaction holds back vacuum without end",
+    ),
+    (
+        "vacuum",
+        "SELECT pg_create_logical_replication_slot('stale', 'pgoutput')",
+        "SELECT pg_drop_replication_slot('stale')",
+        "the replication slot 'stale' is inactive and holds back vacuum",
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "breaks", "repairs", "text"), BROKEN)
+def test_what_is_broken_is_reported_until_it_is_repaired(
+    url: str, check: str, breaks: str, repairs: str, text: str
+) -> None:
+    execute(url, *breaks.split("; "))
+    try:
+        wait_until(lambda: problems(url, check) != [], limit=30)  # a reload takes effect some time after its call
+        [found] = problems(url, check)
+        assert found.text == text
+        assert found.remedy
+    finally:
+        execute(url, *repairs.split("; "))
+
+    wait_until(lambda: not problems(url, check), limit=30)
+
+
+def test_a_server_with_dangerous_settings_is_reported(tmp_path: Path) -> None:
+    with PostgresServer.start(tmp_path, settings={"autovacuum": "off"}) as server:
+        migrate.migrate_up(schema_at(server.url), MIGRATIONS)
+
+        found = {each.text.partition(";")[0].partition(":")[0] for each in problems(server.url)}
+
+    assert {"fsync is off", "full_page_writes is off", "autovacuum is off"} <= found
+
+
+def test_a_version_that_is_too_old_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "MIN_VERSION", 990_000)
+
+    [found] = problems(url, "server")
+
+    assert found.text.startswith("the server is PostgreSQL ")
+    assert found.remedy == "upgrade it to 99 or newer"
+
+
+def test_a_standby_is_reported(tmp_path: Path) -> None:
+    with PostgresServer.start(tmp_path) as server:
+        migrate.migrate_up(schema_at(server.url), MIGRATIONS)
+        server.stop()
+        [control] = tmp_path.rglob("pg_hba.conf")
+        control.with_name("standby.signal").touch()
+        server.restart()
+
+        [found] = problems(server.url, "server")
+        assert (found.level, found.text) == (Level.FAIL, "the server is a standby and read-only")
+
+        execute(server.url, "SELECT pg_promote()")
+        assert problems(server.url, "server") == []
+
+
+def test_missing_privileges_are_named(url: str) -> None:
+    execute(url, "CREATE ROLE app LOGIN", "GRANT SELECT ON ALL TABLES IN SCHEMA public TO app")
+    try:
+        fails, warns = problems(make_conninfo_url(url, "app"), "privileges")
+        assert fails.text.startswith("user 'app' lacks INSERT on th_api_keys, UPDATE on th_api_keys")
+        assert warns.level is Level.WARN
+
+        execute(url, "GRANT ALL ON ALL TABLES IN SCHEMA public TO app", "GRANT postgres TO app")
+        assert problems(make_conninfo_url(url, "app"), "privileges") == []
+    finally:
+        execute(url, "DROP OWNED BY app", "DROP ROLE app")
+
+
+def make_conninfo_url(url: str, user: str) -> str:
+    return url.replace("postgres@", f"{user}@")
+
+
+def test_partitions_of_coming_days_are_missed(url: str) -> None:
+    with psycopg.connect(url) as db:
+        [(day,)] = db.execute("SELECT to_char((now() AT TIME ZONE 'UTC')::date + 1, 'YYYYMMDD')").fetchall()
+    execute(url, f"DROP TABLE th_jobs_finished_{day}")
+
+    [found] = problems(url, "partitions")
+    assert found.text == f"there is no partition for {day[:4]}-{day[4:6]}-{day[6:]}"
+
+    with closing(connect(url)) as driver:
+        driver.maintenance.roll_up(keep=KEEP)
+    assert problems(url, "partitions") == []
+
+
+def test_a_day_past_its_retention_is_reported_until_it_is_removed(url: str) -> None:
+    execute(url, MAKE_OLD_DAY)
+
+    [found] = problems(url, "old partitions")
+    assert found.text == "the finished jobs of 2026-01-05 are past their retention, but not removed"
+    assert found.remedy.startswith("start a worker or 'taskharbor janitor'")
+
+    with closing(connect(url)) as driver:
+        driver.maintenance.prune(older_than=KEEP, limit=100)
+    assert problems(url, "old partitions") == []
+
+
+def test_the_reader_that_keeps_an_old_day_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "OLD_READER", timedelta(0))
+    execute(url, MAKE_OLD_DAY)
+    with psycopg.connect(url) as reader, closing(connect(url)) as driver:
+        reader.execute(f"SELECT FROM {OLD_DAY}".encode())
+        driver.maintenance.prune(older_than=KEEP, limit=100)  # cannot lock it
+
+        [found] = problems(url, "old partitions")
+        assert f"a transaction of postgres (pid {reader.info.backend_pid}), " in found.text
+        assert found.remedy == f"end it: SELECT pg_terminate_backend({reader.info.backend_pid})"
+
+        reader.rollback()
+        driver.maintenance.prune(older_than=KEEP, limit=100)
+    assert problems(url, "old partitions") == []
+
+
+def test_jobs_outside_of_all_days_are_reported(url: str) -> None:
+    execute(
+        url,
+        """INSERT INTO th_jobs (id, type, queue, priority, scheduled_for, created_at, max_attempts, payload, status,
+               completed_at)
+           SELECT gen_random_uuid(), 't', 'q', 0, now(), now(), 1, '', 'CANCELED', now() - interval '1 year'""",
+    )
+
+    [found] = problems(url, "partitions")
+    assert found.text.startswith("jobs ended on days without a partition")
+
+    execute(url, "DELETE FROM th_jobs")
+    assert problems(url, "partitions") == []
+
+
+def test_an_old_transaction_is_named_with_its_process(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "OLD_TRANSACTION", timedelta(0))
+    with psycopg.connect(url, application_name="report") as db:
+        db.execute("SELECT txid_current()")
+
+        [found] = problems(url, "vacuum")
+        assert found.text.startswith(
+            f"a transaction of postgres (pid {db.info.backend_pid}, 'report', idle in transaction) has been open for "
+        )
+        assert found.remedy == f"end it: SELECT pg_terminate_backend({db.info.backend_pid})"
+
+    assert problems(url, "vacuum") == []
+
+
+def test_a_transaction_in_another_database_holds_back_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "OLD_TRANSACTION", timedelta(0))
+    with psycopg.connect(make_conninfo_db(url, "postgres")) as db:
+        db.execute("SELECT txid_current()")
+
+        assert problems(url, "vacuum") == []
+
+
+def test_a_transaction_whose_age_is_hidden_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "OLD_SNAPSHOT", 1)
+    execute(url, "CREATE ROLE reader LOGIN", "GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader")
+    own = make_conninfo_url(url, "reader")
+    try:
+        with psycopg.connect(url, application_name="report") as db:
+            db.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            db.execute("SELECT FROM th_duties")
+            execute(url, *3 * ["SELECT txid_current()"])
+
+            [found] = problems(own, "vacuum")
+            assert found.text.startswith(
+                f"a session of postgres (pid {db.info.backend_pid}, 'report') has kept vacuum "
+            )
+            assert found.remedy.endswith("GRANT pg_read_all_stats TO reader")
+
+        wait_until(lambda: problems(own, "vacuum") == [], limit=30)  # the server notices the end of the session later
+    finally:
+        execute(url, "DROP OWNED BY reader", "DROP ROLE reader")
+
+
+def test_a_prepared_transaction_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "OLD_TRANSACTION", timedelta(0))
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("BEGIN")
+        db.execute("SELECT txid_current()")
+        db.execute("PREPARE TRANSACTION 'forgotten'")
+    try:
+        [found] = problems(url, "vacuum")
+        assert found.text.startswith("the prepared transaction 'forgotten' is ")
+    finally:
+        execute(url, "ROLLBACK PREPARED 'forgotten'")
+
+    assert problems(url, "vacuum") == []
+
+
+def test_a_table_with_many_dead_rows_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "MAX_DEAD_ROWS", 10)
+
+    def texts() -> list[str]:
+        return [each.text for each in problems(url, "dead rows") if "th_duties" in each.text]
+
+    execute(
+        url,
+        "ALTER TABLE th_duties SET (autovacuum_enabled = off)",
+        "INSERT INTO th_duties SELECT 'd' || n, now() FROM generate_series(1, 100) AS n",
+        "DELETE FROM th_duties",
+    )
+    try:
+        wait_until(lambda: texts() != [], limit=30)  # statistics are reported with a delay
+        [text] = texts()
+        assert text.startswith("th_duties has 100 dead rows and 0 live ones, never vacuumed")
+    finally:
+        execute(url, "VACUUM th_duties", "ALTER TABLE th_duties RESET (autovacuum_enabled)")
+
+    wait_until(lambda: texts() == [], limit=30)
+
+
+def test_a_table_and_an_index_with_much_empty_space_are_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "LARGE_BYTES", 50_000)
+
+    def named() -> set[str]:
+        return {each.text.partition(" takes ")[0] for each in problems(url, "bloat")}
+
+    assert named() == set()
+    execute(
+        url,
+        "INSERT INTO th_settings SELECT 'name' || n, '' FROM generate_series(1, 5000) AS n",
+        "DELETE FROM th_settings WHERE name ~ '^name' AND name <> 'name5000'",  # the last page stays
+    )
+
+    def vacuumed() -> set[str]:
+        execute(url, "VACUUM ANALYZE th_settings")  # again: the rows that were deleted are reported with a delay
+        return named()
+
+    try:
+        wait_until(lambda: vacuumed() == {"table th_settings", "index th_settings_pkey"}, limit=10)
+    finally:
+        execute(url, "DELETE FROM th_settings WHERE name = 'name5000'", "VACUUM FULL ANALYZE th_settings")
+
+    assert named() == set()
+
+
+def test_too_few_connections_are_reported(url: str) -> None:
+    with closing(connect(url)) as driver, ExitStack() as removed:
+        now = driver.inspector.now()
+        for number in range(100):
+            driver.maintenance.record_worker(
+                WorkerRecord(id=f"w{number}", host="h", pid=1, queues=("q",), types=(), concurrency=1, started_at=now)
+            )
+            removed.callback(driver.maintenance.remove_worker, f"w{number}")
+
+        [found] = problems(url, "connections")
+        assert found.text.startswith("100 live workers may open up to 10 connections each, but the server allows ")
+
+    assert problems(url, "connections") == []
+
+
+def test_a_server_whose_connections_are_used_up_is_reported(url: str) -> None:
+    with psycopg.connect(url) as db, ExitStack() as opened:
+        [(limit,)] = db.execute("SELECT current_setting('max_connections')::int").fetchall()
+        for _ in range(limit * 8 // 10):
+            opened.enter_context(psycopg.connect(url))
+
+        [found] = problems(url, "connections")
+        assert " connections are in use" in found.text
+
+    wait_until(lambda: problems(url, "connections") == [], limit=30)  # the server notices their end later
+
+
+def test_a_pooler_that_loses_notifications_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "NOTIFY_SECONDS", 0.5)
+    with pooler(url) as pooled:
+        [found] = problems(pooled, "notifications")
+        assert found.text.startswith("a notification did not arrive; a pooler in transaction mode loses them")
+
+        assert problems(f"{pooled}?pooler=transaction", "notifications") == []
+
+
+def test_a_store_without_tables_gets_no_further_checks(url: str) -> None:
+    execute(url, "CREATE DATABASE bare")
+
+    found = list(examine(make_conninfo_db(url, "bare"), keep=KEEP))
+
+    assert [(each.check, each.level) for each in found][-1] == ("schema", Level.FAIL)
+    assert found[-1].text.endswith("run 'taskharbor migrate up'")
+    assert "indexes" not in {each.check for each in found}
+
+
+def make_conninfo_db(url: str, name: str) -> str:
+    return f"{url.rpartition('/')[0]}/{name}"
+
+
+def test_a_server_that_is_away_is_reported() -> None:
+    found = list(examine("postgresql://postgres@127.0.0.1:1/jobs", keep=KEEP))
+
+    assert {each.level for each in found} == {Level.FAIL}
+    assert all("could not be checked: store unavailable" in each.text for each in found[:2]), found

@@ -1,0 +1,108 @@
+"""Each check of a SQLite file reports a problem until it is solved."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taskharbor.doctor import Finding, Level, sqlite
+from taskharbor.doctor.sqlite import check_file, file_system_of
+from taskharbor.drivers.sqlite import SqliteDriver
+from tests.support import mount_namespace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "jobs.db"
+    SqliteDriver(file).close()
+    return file
+
+
+def problems(file: Path, check: str) -> list[Finding]:
+    return [each for each in check_file(file) if each.check == check and each.level is not Level.OK]
+
+
+def test_a_file_in_order_has_no_problem(file: Path) -> None:
+    assert {each.level for each in check_file(file)} == {Level.OK}
+
+
+def test_a_file_that_cannot_be_written_is_reported_until_it_can(tmp_path: Path) -> None:
+    levels = mount_namespace.call_in(tmp_path, check_read_only, mounted="size=8m")
+
+    assert levels == ["ok", "fail", "ok"]
+
+
+def check_read_only(folder: Path) -> list[str]:
+    """Return the level of the check before, while and after the file system is read-only."""
+    file = folder / "jobs.db"
+    SqliteDriver(file).close()
+    levels = []
+    for mode in ("rw", "ro", "rw"):
+        subprocess.run(["mount", "-o", f"remount,{mode}", str(folder)], check=True)
+        [level] = {each.level for each in check_file(file) if each.check == "file"}
+        levels.append(level.value)
+    return levels
+
+
+def test_another_journal_mode_is_reported_until_a_driver_opens_the_file(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+    [found] = problems(file, "journal mode")
+    assert found.text.startswith("the journal mode is delete")
+
+    with closing(SqliteDriver(file)) as driver:
+        driver.remember("one", "1")
+    assert problems(file, "journal mode") == []
+
+
+def test_a_large_write_ahead_log_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "LARGE_LOG", 1_000)
+    with closing(SqliteDriver(file)) as driver, closing(sqlite3.connect(file)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM th_jobs").fetchone()
+        driver.remember("one", "1")
+
+        [found] = problems(file, "write-ahead log")
+        assert "a reader that never ends its transaction prevents checkpoints" in found.text
+
+    assert problems(file, "write-ahead log") == []
+
+
+def test_a_network_file_system_is_reported(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"disk / ext4 rw 0 0\nhost:/export {tmp_path} nfs4 rw 0 0\ntmp {tmp_path}/other tmpfs rw 0 0\n")
+    monkeypatch.setattr(sqlite, "MOUNTS", str(mounts))
+
+    [found] = problems(file, "file system")
+    assert "is on a network file system (nfs4)" in found.text
+
+    mounts.write_text("disk / ext4 rw 0 0\n")
+    assert problems(file, "file system") == []
+    mounts.unlink()
+    assert file_system_of(file) == ""
+
+
+def test_little_free_space_is_reported_until_there_is_enough(tmp_path: Path) -> None:
+    found = mount_namespace.call_in(tmp_path, check_space, mounted="size=8m")
+
+    assert [level for level, _ in found] == ["fail", "warn", "ok"]
+    assert all(" MB are free on the disk of " in text for _, text in found[:2])
+
+
+def check_space(folder: Path) -> list[tuple[str, str]]:
+    """Return what the check says about a small disk, a larger one and a large one."""
+    file = folder / "jobs.db"
+    SqliteDriver(file).close()
+    found = []
+    for size in ("8m", "200m", "1g"):
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
+        [finding] = [each for each in check_file(file) if each.check == "free space"]
+        found.append((finding.level.value, finding.text))
+    return found

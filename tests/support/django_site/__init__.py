@@ -1,0 +1,1 @@
+"""A Django app for the tests of the integration: orders, and tasks about them."""
