@@ -14,7 +14,7 @@ from taskharbor.api.app import close_streams
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.outcome import Outcome
 from tests.support.streams import Stream
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 
 if TYPE_CHECKING:
     from tests.support.api_rig import ApiRig
@@ -166,9 +166,8 @@ def test_closing_ends_every_stream_and_answers_every_wait(site: ApiRig) -> None:
             waiting = asyncio.ensure_future(site.client.get(f"/v1/jobs/{job_id}?wait=60"))
             await all_jobs.next()
             await one_job.next()
+            await wait_until_async(lambda: site.app.state.taskharbor.open.count == 3)
             async with asyncio.timeout(30):
-                while site.app.state.taskharbor.open.count < 3:  # noqa: ASYNC110  no event signals it
-                    await asyncio.sleep(0.01)
                 close_streams(site.app)
                 await asyncio.gather(all_jobs.ended.wait(), one_job.ended.wait())
                 return str((await waiting).json()["status"])
@@ -181,9 +180,7 @@ def test_a_wait_ends_when_its_client_disconnects(site: ApiRig) -> None:
 
     async def leave() -> int:
         async with Stream(site, f"/v1/jobs/{job_id}?wait=60"):
-            async with asyncio.timeout(30):
-                while site.app.state.taskharbor.open.count == 0:  # noqa: ASYNC110  no event signals it
-                    await asyncio.sleep(0.01)
+            await wait_until_async(lambda: site.app.state.taskharbor.open.count == 1)
         return int(site.app.state.taskharbor.open.count)
 
     assert site.run(leave()) == 0
@@ -201,7 +198,7 @@ def test_a_thousand_open_waits_and_streams_take_no_thread_each(site: ApiRig) -> 
                 asyncio.ensure_future(site.client.get(f"/v1/jobs/{job_id}", params={"wait": 60})) for _ in range(500)
             ]
             await asyncio.gather(*(stream.next() for stream in streams))
-            assert site.app.state.taskharbor.open.count == 1_000
+            await wait_until_async(lambda: site.app.state.taskharbor.open.count == 1_000)
             threads = threading.active_count()
             site.settle(claim, Outcome.ack())
             return threads, [each.status_code for each in await asyncio.gather(*waits)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -25,6 +26,13 @@ def wait_until(is_true: Callable[[], bool], *, limit: float = LIMIT_SECONDS) -> 
         assert time.monotonic() < start + limit, "the condition did not become true in time"
         threading.Event().wait(_PAUSE_SECONDS)
     return time.monotonic() - start
+
+
+async def wait_until_async(is_true: Callable[[], bool]) -> None:
+    """Let other coroutines run until *is_true* returns true. Fail after `LIMIT_SECONDS`."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not is_true():  # noqa: ASYNC110  no event signals it
+            await asyncio.sleep(_PAUSE_SECONDS)
 
 
 def is_running(pid: int) -> bool:
