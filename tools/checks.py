@@ -74,8 +74,11 @@ DEATHS: Final = [
     f"tests/worker/test_{each}.py" for each in ("deaths", "leases", "outcomes", "store_errors", "unknown_types")
 ]
 STOPS: Final = [f"tests/worker/test_{each}.py" for each in ("shutdown", "stopping", "timeouts")]
-DEV: Final = [f"tests/cli/test_{each}.py" for each in ("declared_schedules", "dev", "outage_log")]
-SERVICES: Final = [f"tests/cli/test_{each}.py" for each in ("sqs", "sqs_errors", "startup", "worker")]
+DEV: Final = [
+    f"tests/cli/test_{each}.py"
+    for each in ("declared_schedules", "dev", "outage_log", "supervisor", "supervisor_processes")
+]
+SERVICES: Final = [f"tests/cli/test_{each}.py" for each in ("health", "sqs", "sqs_errors", "startup", "worker")]
 TUTORIALS: Final = "tests/docs/test_tutorials.py"
 PAGES_OF_STORES: Final = [
     f"tests/dashboard/test_{each}.py"
