@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from math import inf, nan
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from taskharbor import MemoryDriver, Status, operations
+from taskharbor.core.errors import InvalidRequest, StoreUnavailable
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import AttemptOutcome, NewJob
 from taskharbor.core.operations import OperationKind, OperationOptions, OperationState
@@ -19,6 +21,7 @@ from taskharbor.operations import (
     CATCH_UP,
     IDLE,
     RETENTION,
+    RETRY_SECONDS,
     TURN,
     OperationRequest,
     OperationRunner,
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
-    from taskharbor.core.operations import Operation
+    from taskharbor.core.operations import Operation, OperationStep
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
 
@@ -299,3 +302,82 @@ def test_killed_runners_leave_no_job_out_and_change_none_twice(tmp_path: Path) -
 def _has_ended(driver: Driver, operation: Operation, runner: OperationRunner) -> bool:
     runner.tick()
     return not driver.operations.get([operation.id])[operation.id].state.is_open
+
+
+class FaultyOperations:
+    """The operations of a store, in which each step of one of them raises an error."""
+
+    def __init__(self, driver: MemoryDriver, broken: Operation, error: Exception) -> None:
+        self._operations, self._broken, self._error = driver.operations, broken, error
+        self.tries = 0
+
+    def perform(self, step: OperationStep) -> Operation | None:
+        if step.operation.id != self._broken.id:
+            return self._operations.perform(step)
+        self.tries += 1
+        raise self._error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operations, name)
+
+
+@pytest.mark.parametrize("error", [ValueError("integer out of range"), StoreUnavailable("statement timeout")])
+def test_an_operation_whose_steps_fail_does_not_hold_up_others(error: Exception) -> None:
+    rig = Rig()
+    ids = make_dead(rig.driver, 10)
+    broken = start(rig.driver, OperationKind.REQUEUE, filter=JobFilter(queue="other"))
+    good = start(rig.driver, OperationKind.REQUEUE)
+    faulty = rig.driver.operations = FaultyOperations(rig.driver, broken, error)  # type: ignore[assignment]
+    janitor = Janitor(_runtime(rig), rig.driver, lease=LEASE)
+
+    for _ in range(3):
+        janitor.tick()
+
+    assert rig.operation(good).state is OperationState.DONE
+    assert statuses(rig.driver, ids) == {Status.PENDING}
+    assert (rig.operation(broken).state, faulty.tries) == (OperationState.WAITING, 1)
+
+
+def test_an_operation_whose_step_failed_is_retried(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    make_dead(rig.driver, 1)
+    operation = start(rig.driver)
+    working = rig.driver.operations
+    rig.driver.operations = FaultyOperations(rig.driver, operation, ValueError("no"))  # type: ignore[assignment]
+    runner = rig.runner()
+    runner.tick()
+
+    rig.driver.operations = working
+    early = runner.tick()
+    rig.advance(timedelta(seconds=RETRY_SECONDS))
+    runner.tick()
+
+    assert early == IDLE
+    assert rig.operation(operation).state is OperationState.DONE
+    assert runner.errors == {}
+    assert f"operation {operation.id} failed; retrying" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (OperationKind.RESCHEDULE, {"priority": 10**11}),
+        (OperationKind.RESCHEDULE, {"scheduled_for": datetime(9999, 12, 31, tzinfo=UTC)}),
+        (OperationKind.RESCHEDULE, {"scheduled_for": datetime(2030, 1, 1)}),  # noqa: DTZ001  without a time zone
+        (OperationKind.RESCHEDULE, {"delay": timedelta.max}),
+        (OperationKind.REQUEUE, {"delay": -SECOND}),
+        (OperationKind.REQUEUE, {"budget": 0}),
+        (OperationKind.REQUEUE, {"budget": 2**31}),
+        (OperationKind.CANCEL, {"rate": 1e-300}),
+        (OperationKind.CANCEL, {"rate": inf}),
+        (OperationKind.CANCEL, {"rate": nan}),
+        (OperationKind.CANCEL, {"rate": -1}),
+    ],
+)
+def test_an_operation_that_no_store_could_perform_is_refused(kind: OperationKind, options: dict[str, Any]) -> None:
+    rig = Rig()
+
+    with pytest.raises(InvalidRequest):
+        start(rig.driver, kind, options=OperationOptions(**options))
+
+    assert rig.driver.operations.recent(limit=1) == []

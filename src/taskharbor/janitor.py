@@ -184,7 +184,7 @@ class Janitor:
         self._check_at = dict.fromkeys(self._duties, 0.0)
         self._scheduler = scheduler
         self._fire_at = 0.0
-        self._operations = OperationRunner(driver, runtime.monotonic)
+        self._operations = OperationRunner(driver, runtime.monotonic, self._failures)
         self._operate_in = IDLE
         self._failed = False
         self.problem = "no duty has been checked yet"

@@ -13,7 +13,7 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.errors import InvalidRequest, OperationConflict, OperationNotFound, Problem
+from taskharbor.core.errors import InvalidRequest, OperationConflict, OperationNotFound, Problem, StoreUnavailable
 from taskharbor.core.ids import Token, new_token
 from taskharbor.core.model import AuditEntry
 from taskharbor.core.operations import (
@@ -28,8 +28,10 @@ from taskharbor.core.operations import (
     operation_id_of,
     sort_refusals,
 )
+from taskharbor.core.request import validate_change
 from taskharbor.core.states import Status
 from taskharbor.drivers.base import STORE_BATCH
+from taskharbor.observability.failure_log import FailureLog
 from taskharbor.outbox import close_events
 from taskharbor.runtime import NO_PAUSE
 
@@ -62,6 +64,11 @@ TURN: Final = timedelta(seconds=2)
 """How long one process performs all steps before another may take over, also if the first one died."""
 TURN_CHECK: Final = timedelta(seconds=0.25)
 MAX_UNFINISHED: Final = 100
+RETRY_SECONDS: Final = 10.0
+"""After how long a process retries an operation whose step it could not perform. Others are performed meanwhile."""
+MIN_RATE: Final = 0.01
+MAX_RATE: Final = 1_000_000.0
+"""The rate of an operation, in jobs per second: at least, and at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +105,18 @@ class OperationRequest:
         has_time = options.delay is not None or options.scheduled_for is not None
         if has_time and self.kind not in {OperationKind.REQUEUE, OperationKind.RESCHEDULE}:
             _refuse("delay", options.delay, "only a requeue or a reschedule has a due time")
-        if options.delay is not None and options.scheduled_for is not None:
-            _refuse("delay", options.delay, "give scheduled_for or delay, not both")
         if options.priority is not None and self.kind is not OperationKind.RESCHEDULE:
             _refuse("priority", options.priority, "only a reschedule has a priority")
         if self.kind is OperationKind.RESCHEDULE and not has_time and options.priority is None:
             _refuse("delay", None, "a reschedule needs a delay, a time or a priority")
+        if options.rate is not None and not MIN_RATE <= options.rate <= MAX_RATE:  # also if it is not a number
+            _refuse("rate", options.rate, f"must be from {MIN_RATE:g} to {MAX_RATE:,.0f} jobs per second")
+        validate_change(
+            budget=options.budget,
+            delay=options.delay,
+            scheduled_for=options.scheduled_for,
+            priority=options.priority,
+        )
 
     @property
     def statuses(self) -> frozenset[Status]:
@@ -225,25 +238,50 @@ def _page(
 
 
 class OperationRunner:
-    """Performs the steps of all operations. At a time, one process of a store does so."""
+    """Performs the steps of all operations. At a time, one process of a store does so.
 
-    def __init__(self, driver: Driver, monotonic: Callable[[], float]) -> None:
+    An operation whose step raises an error is logged, and left for `RETRY_SECONDS`: it must not hold up the others.
+    ``errors`` has the last error of each such operation.
+    """
+
+    def __init__(self, driver: Driver, monotonic: Callable[[], float], failures: FailureLog | None = None) -> None:
         self._driver = driver
         self._monotonic = monotonic
+        self._failures = failures or FailureLog(_LOG)
         self._turn_ends_at = 0.0
+        self._retry_at: dict[OperationId, float] = {}
+        self.errors: dict[OperationId, Exception] = {}
 
     def tick(self) -> timedelta:
         """Perform one step of each operation that is due, and return the time until the next tick."""
         unfinished = self._driver.operations.unfinished(limit=MAX_UNFINISHED)
-        due = [operation_id for operation_id, wait in unfinished if wait <= NO_PAUSE]
+        waits = [(each, max(wait, self._left_for(each))) for each, wait in unfinished]
+        due = [operation_id for operation_id, wait in waits if wait <= NO_PAUSE]
         if not due:
-            return min([IDLE, *(wait for _, wait in unfinished)])
+            return min([IDLE, *(wait for _, wait in waits)])
         if not self._has_turn():
             return TURN_CHECK
         for operation_id in due:
+            self._try(operation_id)
+        return NO_PAUSE
+
+    def _left_for(self, operation_id: OperationId) -> timedelta:
+        """Return for how long an operation is left, because its last step raised an error."""
+        return timedelta(seconds=max(0.0, self._retry_at.get(operation_id, 0.0) - self._monotonic()))
+
+    def _try(self, operation_id: OperationId) -> None:
+        self._retry_at[operation_id] = self._monotonic() + RETRY_SECONDS
+        try:
             for operation in self._driver.operations.get([operation_id]).values():
                 self._perform(operation)
-        return NO_PAUSE
+        except StoreUnavailable:
+            raise  # the others would fail, too, unless this one is too slow; the next tick begins with them
+        except Exception as error:  # noqa: BLE001  of its data, or of the driver: it must not hold up the others
+            self.errors[operation_id] = error
+            self._failures.unexpected(f"operation {operation_id}", error)
+        else:
+            self._retry_at.pop(operation_id)
+            self.errors.pop(operation_id, None)
 
     def _has_turn(self) -> bool:
         now = self._monotonic()

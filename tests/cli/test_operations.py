@@ -101,6 +101,11 @@ def test_waiting_jobs_are_rescheduled_by_a_filter(any_console: Console) -> None:
         ["cancel", "--status", "succeeded", "--yes"],
         ["reschedule", "--all", "--yes"],
         ["reschedule", "--delay", "1h"],
+        ["reschedule", "--all", "--yes", "--priority", "99999999999"],
+        ["reschedule", "--all", "--yes", "--at", "9999-12-31T00:00Z"],
+        ["reschedule", "--all", "--yes", "--at", "9999-12-31T23:59-23:00"],
+        ["reschedule", "--all", "--yes", "--at", "0001-01-01T00:00+23:00"],
+        *(["cancel", "--all", "--yes", "--rate", rate] for rate in ("0", "-1", "1e-300", "inf", "nan", "fast")),
     ],
 )
 def test_a_selection_that_makes_no_sense_is_a_usage_error(words: list[str], console: Console) -> None:
@@ -164,3 +169,16 @@ def test_an_operation_reports_what_it_left_unchanged(console: Console) -> None:
     assert (said.code, said.out) == (ExitCode.CONFLICT, "removed 0 of 1\n")
     assert "1 not changed: dead-letter event not published yet (a publisher was last seen at" in said.err
     assert (gone.code, gone.out) == (ExitCode.OK, "removed 1 of 1\n")
+
+
+def test_the_error_of_its_own_operation_ends_the_command(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_operations: object, _step: object) -> None:
+        raise RuntimeError("out of range")
+
+    monkeypatch.setattr(type(console.driver.operations), "perform", fail)
+    console.dead()
+
+    said = console("dead", "requeue", "--all", "--yes")
+
+    assert said.code == ExitCode.FAILURE
+    assert "out of range" in said.err

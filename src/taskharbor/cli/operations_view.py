@@ -162,6 +162,8 @@ def follow(driver: Driver, operation: Operation, progress: ProgressLine) -> Oper
     runner = OperationRunner(driver, time.monotonic)
     while operation.state.is_open:
         pause = runner.tick()
+        if operation.id in runner.errors:
+            raise runner.errors[operation.id]
         if pause:
             wait(min(pause, POLL))
         operation = operations.get(driver, operation.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -108,11 +109,22 @@ def time_or_delay(text: str) -> datetime | timedelta:
 def _time_with_zone(text: str, relative: str) -> datetime:
     try:
         value = datetime.fromisoformat(text.strip())
-    except ValueError:
+        in_utc = value.astimezone(UTC)
+    except (ValueError, OverflowError):  # the latter for the first and the last day that Python knows
         raise InvalidValue(text, f"write a time such as {_EXAMPLE}, or {relative}") from None
     if value.tzinfo is None:
         raise InvalidValue(text, f"add the time zone, as in {_EXAMPLE} or 2026-11-15T02:00+01:00")
-    return value.astimezone(UTC)
+    return in_utc
+
+
+def rate(text: str) -> float:
+    """Parse a number of jobs per second."""
+    from taskharbor.operations import MAX_RATE, MIN_RATE
+
+    with suppress(ValueError):
+        if MIN_RATE <= (value := float(text)) <= MAX_RATE:  # never, if it is not a number
+            return value
+    raise InvalidValue(text, f"write a number of jobs per second, from {MIN_RATE:g} to {MAX_RATE:,.0f}")
 
 
 def unknown_types(text: str) -> str:
@@ -208,7 +220,7 @@ def bulk_options(command: F) -> F:
     options = [
         click.option(
             "--rate",
-            type=click.FloatRange(min=0, min_open=True),
+            type=rate,
             metavar="N",
             help="How many jobs are changed per second.  [default: as many as possible]",
         ),

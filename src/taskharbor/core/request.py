@@ -159,10 +159,33 @@ def validate_attempts(attempts: int, *, field: str) -> None:
         raise InvalidRequest(problems)
 
 
-def validate_requeue(job_ids: Sequence[JobId], *, budget: int | None, payload: bytes | None) -> None:
-    """Raise `InvalidRequest` if the arguments of a requeue are invalid."""
+def validate_change(
+    *,
+    budget: int | None = None,
+    scheduled_for: datetime | None = None,
+    delay: timedelta | None = None,
+    priority: int | None = None,
+) -> None:
+    """Raise `InvalidRequest` if a stored job cannot have these values. None stands for no change."""
+    problems = [*_when(scheduled_for, delay)]
     if budget is not None:
-        validate_attempts(budget, field="budget")
+        problems += _number(budget, "budget", ATTEMPTS_RANGE)
+    if priority is not None:
+        problems += _number(priority, "priority", PRIORITY_RANGE)
+    if problems:
+        raise InvalidRequest(problems)
+
+
+def validate_requeue(
+    job_ids: Sequence[JobId],
+    *,
+    budget: int | None,
+    scheduled_for: datetime | None,
+    delay: timedelta | None,
+    payload: bytes | None,
+) -> None:
+    """Raise `InvalidRequest` if the arguments of a requeue are invalid."""
+    validate_change(budget=budget, scheduled_for=scheduled_for, delay=delay)
     if payload is not None and len(job_ids) > 1:
         rule = "a codec may bind a payload to its job: requeue the jobs one by one"
         raise InvalidRequest([Problem(field="payload", value=f"given for {len(job_ids):,} jobs", rule=rule)])
@@ -171,7 +194,7 @@ def validate_requeue(job_ids: Sequence[JobId], *, budget: int | None, payload: b
 def _problems(request: JobRequest) -> Iterator[Problem]:
     yield from _name(request.type, "type", TYPE_PATTERN)
     yield from _name(request.queue, "queue", QUEUE_PATTERN)
-    yield from _when(request)
+    yield from _when(request.scheduled_for, request.delay)
     if request.timeout is not None:
         yield from _duration(request.timeout, "timeout", least=timedelta.resolution, most=MAX_TIMEOUT)
     if request.max_attempts is not None:
@@ -182,9 +205,7 @@ def _problems(request: JobRequest) -> Iterator[Problem]:
     yield from _metadata(request.metadata)
 
 
-def _when(request: JobRequest) -> Iterator[Problem]:
-    scheduled_for: object = request.scheduled_for
-    delay = request.delay
+def _when(scheduled_for: object, delay: object) -> Iterator[Problem]:
     if scheduled_for is not None and delay is not None:
         yield _problem("delay", delay, "give scheduled_for or delay, not both")
     if delay is not None:

@@ -320,7 +320,9 @@ class Driver(Protocol):
         queue: str | None = None,
         payload: bytes | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        """Give DEAD and CANCELED jobs a new life with *budget* attempts (at least 1, else `InvalidRequest`).
+        """Give DEAD and CANCELED jobs a new life with *budget* attempts.
+
+        Raise `InvalidRequest`, as for a new job, if a job cannot have this budget, time or delay.
 
         Without a *budget*, each job gets as many attempts as its life that ended had. ``attempt_count`` never
         decreases; ``max_attempts`` becomes ``attempt_count`` plus the budget. The job is due at *scheduled_for*, or at
@@ -340,7 +342,8 @@ class Driver(Protocol):
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
         """Change the due time of waiting jobs to *scheduled_for* or now + *delay*, or change their priority.
 
-        An argument that is None changes nothing. A message that was already sent for the job becomes void.
+        An argument that is None changes nothing. A message that was already sent for the job becomes void. Raise
+        `InvalidRequest`, as for a new job, if a job cannot have this time, delay or priority.
         """
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from taskharbor.core.claims import Claimant
 from taskharbor.core.model import Claim, Lease
-from taskharbor.core.request import validate_requeue
+from taskharbor.core.request import validate_change, validate_requeue
 from taskharbor.drivers.memory import attempts
 from taskharbor.drivers.memory import jobs as job_rows
 from taskharbor.drivers.memory.attempt_logs import MemoryAttemptLogs
@@ -178,7 +178,7 @@ class MemoryDriver:
         queue: str | None = None,
         payload: bytes | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        validate_requeue(job_ids, budget=budget, payload=payload)
+        validate_requeue(job_ids, budget=budget, scheduled_for=scheduled_for, delay=delay, payload=payload)
         with self._tables.statement() as now:
             due = scheduled_for or now + (delay or timedelta(0))
             new = RequeueChange(token=token, budget=budget, by=by, reason=reason, queue=queue, payload=payload)
@@ -192,6 +192,7 @@ class MemoryDriver:
         delay: timedelta | None = None,
         priority: int | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
+        validate_change(scheduled_for=scheduled_for, delay=delay, priority=priority)
         with self._tables.statement() as now:
             due = scheduled_for or (None if delay is None else now + delay)
             return [job_rows.reschedule(self._tables, job_id, now, due=due, priority=priority) for job_id in job_ids]

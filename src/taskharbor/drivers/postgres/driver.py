@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
 from taskharbor.core.claims import Claimant
 from taskharbor.core.durations import Duration, as_timedelta
-from taskharbor.core.request import validate_requeue
+from taskharbor.core.request import validate_change, validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
 from taskharbor.drivers.notices import ANY_QUEUE, cancel_topic
@@ -293,7 +293,7 @@ class PostgresDriver:
         queue: str | None = None,
         payload: bytes | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        validate_requeue(job_ids, budget=budget, payload=payload)
+        validate_requeue(job_ids, budget=budget, scheduled_for=scheduled_for, delay=delay, payload=payload)
         new = RequeueChange(token=token, budget=budget, by=by, reason=reason, queue=queue, payload=payload)
         answers = self._repeat_if_lost(
             lambda: control.requeue(self._connections, job_ids, new, scheduled_for=scheduled_for, delay=delay)
@@ -310,6 +310,7 @@ class PostgresDriver:
         delay: timedelta | None = None,
         priority: int | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
+        validate_change(scheduled_for=scheduled_for, delay=delay, priority=priority)
         changes: dict[str, Any] = {"scheduled_for": scheduled_for, "delay": delay, "priority": priority}
         answers = self._repeat_if_lost(lambda: control.reschedule(self._connections, job_ids, **changes))
         self._notifier.notify([ANY_QUEUE])

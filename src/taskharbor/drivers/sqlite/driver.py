@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from taskharbor.core.claims import Claimant
 from taskharbor.core.durations import Duration, as_timedelta
 from taskharbor.core.model import claim_from_job
-from taskharbor.core.request import validate_requeue
+from taskharbor.core.request import validate_change, validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
 from taskharbor.drivers.records import RequeueChange, settle_separately
@@ -219,7 +219,7 @@ class SqliteDriver:
         queue: str | None = None,
         payload: bytes | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
-        validate_requeue(job_ids, budget=budget, payload=payload)
+        validate_requeue(job_ids, budget=budget, scheduled_for=scheduled_for, delay=delay, payload=payload)
         with self._connections as (db, now):
             due = micros(scheduled_for) if scheduled_for else now + span(delay or timedelta(0))
             new = RequeueChange(token=token, budget=budget, by=by, reason=reason, queue=queue, payload=payload)
@@ -236,6 +236,7 @@ class SqliteDriver:
         delay: timedelta | None = None,
         priority: int | None = None,
     ) -> list[Transitioned | IllegalTransition | JobNotFound]:
+        validate_change(scheduled_for=scheduled_for, delay=delay, priority=priority)
         with self._connections as (db, now):
             delayed = None if delay is None else now + span(delay)
             due = delayed if scheduled_for is None else maybe_micros(scheduled_for)

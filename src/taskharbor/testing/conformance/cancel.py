@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
-from taskharbor.core.errors import IllegalTransition, JobNotFound
+import pytest
+
+from taskharbor.core.errors import IllegalTransition, InvalidRequest, JobNotFound
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Lease
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.request import MAX_DELAY, MAX_SCHEDULED_FOR, MIN_SCHEDULED_FOR, PRIORITY_RANGE
 from taskharbor.core.results import RefusalReason, Refused, Transitioned
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.conformance.statement_counts import BATCH, count, fill
@@ -190,3 +193,18 @@ def test_each_reschedule_of_a_batch_is_answered_for_itself(subject: Subject) -> 
     assert [answers[0], answers[3]] == [Transitioned(first, Status.PENDING), Transitioned(second, Status.PENDING)]
     assert [type(each) for each in answers[1:3]] == [IllegalTransition, JobNotFound]
     assert [subject.job(job_id).priority for job_id in (first, second)] == [7, 7]
+
+
+def test_a_reschedule_to_what_no_job_can_have_is_refused(subject: Subject) -> None:
+    job_id = subject.insert()
+    before = subject.everything(job_id)
+    times = ({"scheduled_for": MAX_SCHEDULED_FOR}, {"scheduled_for": MIN_SCHEDULED_FOR - TICK})
+    delays = ({"delay": MAX_DELAY + TICK}, {"delay": -TICK})
+    priorities = ({"priority": PRIORITY_RANGE.stop}, {"priority": PRIORITY_RANGE.start - 1})
+
+    for change in (*times, *delays, *priorities):
+        changes: dict[str, Any] = change
+        with pytest.raises(InvalidRequest):
+            subject.driver.reschedule([job_id], **changes)
+
+    assert subject.everything(job_id) == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import pytest
@@ -14,9 +14,10 @@ from taskharbor.core.failure import Failure
 from taskharbor.core.ids import Token, new_job_id, new_token
 from taskharbor.core.model import Attempt, AttemptOutcome, Claim, OutboxRow
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.request import MAX_DELAY, MAX_SCHEDULED_FOR
 from taskharbor.core.results import Enqueued, Settled, Transitioned
 from taskharbor.core.states import Event, Status
-from taskharbor.testing.conformance.subject import Subject, new_job
+from taskharbor.testing.conformance.subject import TICK, Subject, new_job
 
 if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
@@ -146,6 +147,18 @@ def test_a_requeue_with_a_budget_of_zero_is_refused(subject: Subject) -> None:
 
     with pytest.raises(InvalidRequest):
         subject.requeue(job_id, budget=0)
+
+    assert subject.everything(job_id) == before
+
+
+def test_a_requeue_to_a_time_that_no_job_can_have_is_refused(subject: Subject) -> None:
+    job_id = subject.bring(Status.DEAD)
+    before = subject.everything(job_id)
+    times: list[dict[str, Any]] = [{"delay": MAX_DELAY + TICK}, {"scheduled_for": MAX_SCHEDULED_FOR}]
+
+    for when in times:
+        with pytest.raises(InvalidRequest):
+            subject.requeue(job_id, **when)
 
     assert subject.everything(job_id) == before
 
