@@ -173,3 +173,21 @@ def test_a_schema_that_is_out_of_date_is_logged_once_in_one_line(
         "janitor loop failed; retrying: the store's schema is 1, this code needs 3: run 'taskharbor migrate up'"
     )
     assert record.exc_info is None
+
+
+def test_a_task_factory_that_raises_leaves_no_coroutine_without_a_report(caplog: pytest.LogCaptureFixture) -> None:
+    unstarted: list[str] = []
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(lambda _loop, _work: 1 // 0)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        pass
+
+    with closing(loop):
+        runs = [AsyncRun(loop, work(), lambda name=name: unstarted.append(name)) for name in ("a", "b")]  # type: ignore[misc]
+        loop.call_soon(start_all, loop, runs)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+
+    assert unstarted == ["a", "b"]
+    assert "the event loop cannot create a task" in caplog.text

@@ -347,12 +347,16 @@ class AsyncRun:
         self._is_canceled = False
 
     def start(self) -> None:
-        if self._is_canceled:
-            self._work.close()
-            self._on_unstarted()
-        else:
-            # A given name is cheaper: asyncio's numbered names take a seventh of the cost of a task.
-            self._task = self._loop.create_task(self._work, name="taskharbor-async")
+        if not self._is_canceled:
+            try:
+                # A given name is cheaper: asyncio's numbered names take a seventh of the cost of a task.
+                self._task = self._loop.create_task(self._work, name="taskharbor-async")
+            except Exception:  # noqa: BLE001  of a task factory that a handler has set
+                _LOG.exception("a handler was not started: the event loop cannot create a task")
+            else:
+                return
+        self._work.close()
+        self._on_unstarted()
 
     def cancel(self) -> None:
         with suppress(RuntimeError):  # the loop is closed, so nothing runs

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskharbor.observability.failure_log import FailureLog
 from taskharbor.observability.hook_caller import NO_HOOKS
+from taskharbor.observability.log_guard import guard_loggers
 from taskharbor.runtime import ERROR_PAUSE, NO_PAUSE
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class ServiceLoops:
     """
 
     def __init__(self, runtime: Runtime, *, call_hooks: HookCaller = NO_HOOKS) -> None:
+        guard_loggers()
         self._runtime = runtime
         self._lock = runtime.lock()
         self._ticks: dict[str, Callable[[], timedelta | None]] = {}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import SpanProcessor
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 
@@ -514,3 +514,42 @@ def _failing_once(harbor: Harbor) -> Any:
             raise Retry("not yet", after=0)
 
     return greet
+
+
+class RaisingProvider(TracerProvider):
+    """A user's provider that has no tracer."""
+
+    def get_tracer(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError("no tracer")
+
+
+class RaisingSpan(trace.NonRecordingSpan):
+    """A span of a user's SDK whose context cannot be read."""
+
+    def get_span_context(self) -> Any:
+        raise RuntimeError("no context")
+
+
+def test_a_span_that_raises_has_no_context_for_the_next_attempt() -> None:
+    span = spans.AttemptSpan(RaisingSpan(trace.INVALID_SPAN_CONTEXT), 0)
+
+    assert span.traceparent is None
+
+
+async def _fail_async(_job: Job) -> None:
+    raise ValueError("bad")
+
+
+def _fail(_job: Job) -> None:
+    raise ValueError("bad")
+
+
+@pytest.mark.parametrize("fail", [_fail, _fail_async], ids=["sync", "async"])
+def test_a_provider_that_raises_keeps_no_attempt_from_its_outcome(fail: Callable[[Job], Any]) -> None:
+    driver = MemoryDriver()
+    job_id = Client(driver).enqueue(JobRequest(type="fail", max_attempts=1)).id
+
+    drained(driver, {"fail": fail}, tracing=RaisingProvider())
+
+    job = driver.inspector.get([job_id])[job_id]
+    assert (job.status, "ValueError" in (job.last_error or "")) == (Status.DEAD, True)

@@ -116,3 +116,37 @@ def test_a_return_just_before_the_timeout_is_a_success(rig: Rig) -> None:
 
     [(_, outcome)] = rig.reported
     assert outcome == Outcome.ack(b'"late"')
+
+
+class BrokenSpans:
+    """Stands for any part of an attempt, around its handler, that raises."""
+
+    def begin(self, _execution: Execution) -> None:
+        raise RuntimeError("out of order")
+
+
+async def _nothing_async(_job: Job) -> None:
+    pass
+
+
+def _nothing(_job: Job) -> None:
+    pass
+
+
+@pytest.mark.parametrize("run", [_nothing, _nothing_async], ids=["sync", "async"])
+def test_an_error_before_the_handler_is_the_outcome_and_frees_the_place(run: Callable[[Job], Any]) -> None:
+    driver, runtime = MemoryDriver(), Busy()
+    ids = [Client(driver).enqueue(JobRequest(type="run")).id for _ in range(2)]
+    claims = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=2, overdue_after=MINUTE)
+    handlers, stages = HandlerRegistry(), StageRecorder()
+    handlers.register("run", run)
+    services = HandlerServices(driver, JsonCodec(), save=lambda _execution, _progress: None)
+    spans: Any = BrokenSpans()
+    prefetch = no_prefetch(runtime, concurrency=1)
+    executor = Executor(runtime, handlers, stages, services, prefetch=prefetch, spans=spans)
+
+    executor.start([Execution(claim, ends_at=inf, times_out_at=None) for claim in claims])
+    runtime.work()
+
+    outcomes = [(execution.claim.job.id, outcome and outcome.event) for execution, outcome in stages.outcomes]
+    assert outcomes == [(job_id, Event.RETRY) for job_id in ids]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
 from taskharbor.observability.job_log import JobLogFilter
 from taskharbor.observability.log_capture import CaptureHandler
+from taskharbor.observability.log_guard import is_replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -123,7 +124,7 @@ def line_handlers(log: logging.Logger) -> list[LineHandler] | None:
         type(log) is not logging.Logger
         or log.filters
         or logging.getLogRecordFactory() is not logging.LogRecord
-        or not vars(log).keys().isdisjoint(_NAMES)
+        or is_replaced(log, _NAMES)
         or not all(_is_standard(getattr(owner, name)) for owner, names in _PATCHED for name in names)
     ):
         return None

@@ -72,9 +72,10 @@ class AttemptSpan(NamedTuple):
     started_at: int
 
     @property
-    def traceparent(self) -> str:
-        """The context of the span, which the next attempt links to."""
-        return _read(self.span.get_span_context()).traceparent
+    def traceparent(self) -> str | None:
+        """The context of the span, which the next attempt links to; None if the SDK raises an error."""
+        context = _safely(lambda: _read(self.span.get_span_context()))
+        return None if context is None else context.traceparent
 
 
 class Spans:
@@ -148,7 +149,8 @@ class Spans:
         as many attempts as get a span, there is none, and the handler's own spans have a parent that is not sampled.
         """
         if (now := time.monotonic()) >= self._renewed_at + 1.0:
-            self._renew(now)
+            self._renewed_at = now  # first: if the provider raises, it is asked again in a second
+            _safely(self._renew)
         if self._tracer is None:
             return None
         self._left -= 1  # without a lock: several threads may exceed the limit a little
@@ -161,12 +163,12 @@ class Spans:
             _LOG.warning(text, MIN_ATTEMPTS_PER_SECOND)
         return None
 
-    def _renew(self, now: float) -> None:
+    def _renew(self) -> None:
         """Begin a second: find the global provider, which takes 2 µs while there is none, and allow new spans."""
         self._current_tracer()
         cpu_time, self._cpu_time = time.process_time() - self._cpu_time, time.process_time()
         affordable = min(int(MAX_ATTEMPTS_PER_SECOND * cpu_time), MAX_ATTEMPTS_PER_SECOND)
-        self._left, self._renewed_at = max(MIN_ATTEMPTS_PER_SECOND, affordable), now
+        self._left = max(MIN_ATTEMPTS_PER_SECOND, affordable)
         nowhere = SpanContext(getrandbits(128) | 1, getrandbits(64) | 1, is_remote=False)
         self._untraced = set_span_in_context(NonRecordingSpan(nowhere), _ROOT)
 

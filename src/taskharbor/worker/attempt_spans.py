@@ -50,5 +50,6 @@ class TracedOutcomes:
 
     def put(self, execution: Execution, outcome: Outcome | None) -> None:
         if outcome is not None and outcome.event is not Event.ACK and execution.span is not None:
-            outcome = outcome.traced(execution.span.traceparent)
+            traceparent = execution.span.traceparent
+            outcome = outcome if traceparent is None else outcome.traced(traceparent)
         self._recorder.put(execution, outcome)

@@ -255,15 +255,19 @@ class Executor:
         return False
 
     def _run_sync(self, execution: Execution, handler: Handler) -> None:
-        if handler.is_isolated and self._children is not None:
-            self._run_isolated(execution, handler, self._children)
-        elif self._may_begin(execution):
-            # In a copy: context variables that a handler sets must not leak into the next handler of this thread.
-            context = copy_context()
-            if self._spans is not None:
-                context.run(self._spans.begin, execution)
-            context.run(self._call_sync, execution, handler)
-        self._free_places.append(None)
+        try:
+            if handler.is_isolated and self._children is not None:
+                self._run_isolated(execution, handler, self._children)
+            elif self._may_begin(execution):
+                # In a copy: context variables that a handler sets must not leak into the next handler of this thread.
+                context = copy_context()
+                if self._spans is not None:
+                    context.run(self._spans.begin, execution)
+                context.run(self._call_sync, execution, handler)
+        except BaseException as error:  # noqa: BLE001  of user code around the handler: the attempt needs an outcome
+            self._recorder.put(execution, self._failed(execution, error))
+        finally:
+            self._free_places.append(None)
 
     def _pass_on_places(self) -> None:
         """Start waiting jobs in the places of sync handlers that have ended: of many together, if they are brief."""
@@ -298,24 +302,23 @@ class Executor:
 
     async def _run_async(self, execution: Execution, handler: Handler) -> None:
         """Run the handler in one coroutine: to await another one would take a tenth of the time of an empty handler."""
-        if not self._may_begin(execution):
-            self._end_async()
-            return
-        if self._spans is not None:
-            self._spans.begin(execution)  # each asyncio task has its own context
-        job, attempt = execution.claim.job, self._enter_attempt(execution, handler)
+        attempt: CurrentAttempt | None = None
         try:
-            result = await handler.call(job, Context(execution, self._services))
+            if self._may_begin(execution):
+                if self._spans is not None:
+                    self._spans.begin(execution)  # each asyncio task has its own context
+                attempt = self._enter_attempt(execution, handler)
+                result = await handler.call(execution.claim.job, Context(execution, self._services))
+                self._recorder.put(execution, self._succeeded(execution, result))
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop
             self._recorder.put(execution, self._failed(execution, HandlerExited(repr(error))))
         except asyncio.CancelledError as error:
             self._report_cancelled(execution, error)
-        except BaseException as error:  # noqa: BLE001  whatever a handler raises fails only its attempt
+        except BaseException as error:  # noqa: BLE001  whatever a handler, or user code around it, raises
             self._recorder.put(execution, self._failed(execution, error))
-        else:
-            self._recorder.put(execution, self._succeeded(execution, result))
         finally:
-            attempt.has_ended = True
+            if attempt is not None:
+                attempt.has_ended = True
         self._end_async()
 
     def _end_async(self) -> None:
