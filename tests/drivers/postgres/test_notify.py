@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from contextlib import closing
 from datetime import timedelta
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from taskharbor.core.errors import SchemaOutOfDate
 from taskharbor.core.ids import new_token
+from taskharbor.core.results import Enqueued
 from taskharbor.drivers import migrate
 from taskharbor.drivers.base import Notice
 from taskharbor.drivers.postgres import PostgresDriver, notify
 from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.drivers.postgres.server import ServerAddress
 from taskharbor.testing.conformance.subject import new_job
 from taskharbor.testing.postgres import PostgresServer
 from tests.support.postgres import emptied, schema_at
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.drivers.postgres.notify import PostgresListener
+    from taskharbor.drivers.postgres.server import ServerConnection
 
 SHORT: Final = timedelta(milliseconds=50)
 SECOND: Final = timedelta(seconds=1)
@@ -174,6 +179,45 @@ def test_a_notify_that_fails_once_works_the_next_time(
         driver.insert([new_job()])
 
         assert (silent, bool(listener.wait(DEADLINE))) == (True, True)
+
+
+def test_without_a_thread_the_caller_notifies_and_gets_no_error(
+    url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
+        wait_until(lambda: not listener.wait(SHORT))
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        [answer] = driver.insert([new_job()])
+        is_notified = listener.wait(DEADLINE)
+        monkeypatch.undo()
+
+        assert (isinstance(answer, Enqueued), bool(is_notified)) == (True, True)
+
+
+def test_an_error_that_is_not_of_the_server_does_not_end_the_notify_thread(
+    url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = ServerAddress.connect
+    failed = threading.Event()
+
+    def fail(address: ServerAddress, **options: bool) -> ServerConnection:
+        if threading.current_thread().name == "taskharbor-notify" and not failed.is_set():
+            failed.set()
+            raise SchemaOutOfDate("1", "2", "migrate")
+        return connect(address, **options)
+
+    monkeypatch.setattr(ServerAddress, "connect", fail)
+    with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
+        wait_until(lambda: not listener.wait(SHORT))
+        with driver._connections.connection():  # noqa: SLF001  so that the thread needs another one
+            driver._notifier.notify(["default"])  # noqa: SLF001  as an insert does
+            assert failed.wait(DEADLINE.total_seconds())
+        driver.insert([new_job()])
+
+        assert listener.wait(DEADLINE)
 
 
 def test_a_cancel_notifies_the_worker_that_runs_the_job_and_no_other(url: str, driver: PostgresDriver) -> None:

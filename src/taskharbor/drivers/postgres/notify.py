@@ -90,11 +90,21 @@ class PostgresNotifier:
             is_thread_waiting = not self._topics and not self._is_pausing
             self._topics.update(topics)
             self._requests += 1
-            if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name="taskharbor-notify", daemon=True)
-                self._thread.start()
+            has_thread = self._thread is not None or self._is_closed or self._start_thread()
             if is_thread_waiting:
                 self._changed.notify()
+        if not has_thread:
+            self._send(self._take())
+
+    def _start_thread(self) -> bool:
+        """Start the thread; return whether that was possible: not if the process exits, or has too many threads."""
+        thread = threading.Thread(target=self._run, name="taskharbor-notify", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the caller's jobs are stored, so it must not get this error
+            return False
+        self._thread = thread
+        return True
 
     def close(self) -> None:
         if self._pid != os.getpid():
@@ -107,14 +117,16 @@ class PostgresNotifier:
 
     def _run(self) -> None:
         while topics := self._next():
-            try:
-                with self._connections.connection() as db:
-                    self._listeners.notified_backend = db.backend
-                    parameters = {"channel": channel_name(self._connections.address.schema), "topics": sorted(topics)}
-                    db.execute(_NOTIFY_ALL, parameters)
-            except (StoreUnavailable, psycopg.Error):
-                pass  # a notification is only a hint; workers also poll
+            self._send(topics)
             self._wait_pause()
+
+    def _send(self, topics: Collection[str]) -> None:
+        # A notification is only a hint; workers also poll. Whatever is raised, such as an error of the schema check of
+        # a new connection, the jobs are stored, and the thread must send the next ones.
+        with suppress(Exception), self._connections.connection() as db:
+            self._listeners.notified_backend = db.backend
+            parameters = {"channel": channel_name(self._connections.address.schema), "topics": sorted(topics)}
+            db.execute(_NOTIFY_ALL, parameters)
 
     def _wait_pause(self) -> None:
         with self._changed:
@@ -127,6 +139,10 @@ class PostgresNotifier:
     def _next(self) -> set[str]:
         with self._changed:
             self._changed.wait_for(lambda: self._topics or self._is_closed)
+            return self._take()
+
+    def _take(self) -> set[str]:
+        with self._changed:
             topics, self._topics, self._requests = self._topics, set(), 0
             return topics
 
