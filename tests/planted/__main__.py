@@ -57,6 +57,7 @@ FOLDERS: Final = {
         "doctor/",
         "drivers/audit",
         "drivers/backlogs",
+        "drivers/migrate",
         "drivers/records",
         "drivers/sqlite/",
         "drivers/transactions/",
