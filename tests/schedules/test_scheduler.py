@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import (
     CodecMismatch,
     InvalidRequest,
@@ -209,6 +210,46 @@ def test_a_schedule_that_cannot_be_fired_here_is_logged_once_and_skipped(
     assert without_key == ([], [1])
     assert rig.hours("secret") == [1]
     assert len([line for line in caplog.messages if "schedule secret not fired by this process" in line]) == 1
+
+
+class ForgetfulCodec(JsonCodec):
+    """A user's codec whose key service does not know a key."""
+
+    def decode(self, data: bytes, *, context: bytes) -> Any:
+        if b"forgotten" in data:
+            raise KeyError("key 7")
+        return super().decode(data, context=context)
+
+
+def test_a_codec_that_raises_keeps_no_other_schedule_from_firing(
+    rig: ScheduleRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.scheduler = Scheduler(rig.driver, codec=ForgetfulCodec())
+    rig.scheduler.put([hourly("bad", payload="forgotten"), hourly("good", cron="5 * * * *")])
+
+    rig.pass_by(HOUR)
+
+    assert (rig.hours("bad"), rig.hours("good")) == ([], [1])
+    assert "schedule bad not fired by this process: 'key 7'" in caplog.text
+
+
+def test_a_schedule_whose_row_is_locked_does_not_keep_others_from_firing(
+    rig: ScheduleRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.scheduler.put([hourly("locked"), hourly("good", cron="5 * * * *")])
+    advance = rig.driver.maintenance.advance_schedule
+
+    def refuse(name: str, **fields: Any) -> bool:
+        if name == "locked":
+            raise StoreUnavailable("another transaction held a lock for too long")
+        return advance(name, **fields)
+
+    monkeypatch.setattr(rig.driver.maintenance, "advance_schedule", refuse)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            rig.pass_by(HOUR)
+
+    assert (rig.hours("locked"), rig.hours("good")) == ([], [2])
 
 
 def test_an_unreadable_schedule_does_not_block_others(rig: ScheduleRig) -> None:

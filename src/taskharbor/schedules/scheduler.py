@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor.client import Client, agree_on_codec
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.durations import as_timedelta
-from taskharbor.core.errors import InvalidRequest, Problem, ScheduleNotFound, UsageError
+from taskharbor.core.errors import InvalidRequest, Problem, ScheduleNotFound, StoreUnavailable, UsageError
 from taskharbor.core.hooks import JobsEnqueued
 from taskharbor.core.ids import new_job_id
 from taskharbor.core.model import NewJob, Schedule, payload_context, schedule_context
@@ -78,6 +78,7 @@ class Scheduler:
         self._hooks, self._call_hooks = hooks, HookCaller(hooks, _LOG)
         self._spans = spans_for(tracing, driver)
         self._logged: dict[str, datetime] = {}
+        self._failing: set[str] = set()
 
     def put(self, specs: Iterable[ScheduleSpec]) -> None:
         """Store schedules by name. They fire until they are paused or deleted, whatever code runs.
@@ -138,7 +139,8 @@ class Scheduler:
         now = self._driver.inspector.now()
         seen: set[str] = set()
         while due := self._due(seen):
-            for schedule, fire in due:
+            # One whose row is locked, or that failed otherwise, comes last: it must not keep the others from firing.
+            for schedule, fire in sorted(due, key=lambda each: each[0].name in self._failing):
                 seen.add(schedule.name)
                 self._try_to_fire(schedule, fire, max(now, fire))  # it may be due after now was read
         return min(MAX_TICK, MINUTE - timedelta(seconds=now.second, microseconds=now.microsecond))
@@ -150,13 +152,19 @@ class Scheduler:
         return [(each, each.next_at) for each in due if each.next_at is not None and each.name not in seen]
 
     def _try_to_fire(self, schedule: Schedule, fire: datetime, now: datetime) -> None:
+        self._failing.add(schedule.name)
         try:
             self._fire(schedule, fire, now)
-        except UsageError as error:
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  of the user's codec, for example: the others must fire
             # Another process, with other keys or a newer release, may be able to fire it. Log once per fire time.
             if self._logged.get(schedule.name) != fire:
-                _LOG.error("schedule %s not fired by this process: %s", schedule.name, error)
+                cause = None if isinstance(error, UsageError) else error
+                _LOG.error("schedule %s not fired by this process: %s", schedule.name, error, exc_info=cause)
             self._logged[schedule.name] = fire
+        else:
+            self._failing.discard(schedule.name)
 
     def _fire(self, schedule: Schedule, fire: datetime, now: datetime) -> None:
         spec = spec_of(schedule)
