@@ -162,8 +162,9 @@ async def asyncpg_shop(url: str) -> AsyncIterator[AsyncShop]:
 @asynccontextmanager
 async def asyncpg_pool_shop(url: str) -> AsyncIterator[AsyncShop]:
     async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool, pool.acquire() as db:
-        # A codec of the application must not change how our values are sent.
+        # Codecs of the application must not change how our values are sent and read. Many use text for uuids.
         await db.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+        await db.set_type_codec("uuid", encoder=str.lower, decoder=str.lower, schema="pg_catalog")
         yield await _asyncpg_shop_of(db)
 
 

@@ -33,6 +33,7 @@ _NO_TABLES: Final = "run 'taskharbor migrate up' on the database of this connect
 _MISSING: Final = frozenset({"42P01", "3F000"})
 """The SQLSTATE of a missing table and of a missing schema."""
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s(::)?")
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-?)([0-9a-f]{4}\1){3}[0-9a-f]{12}")
 _ITEM_BYTES: Final = 20  # of a uuid in a binary array: its size, then the uuid
 
 
@@ -84,36 +85,43 @@ def check_connection(connection: Any) -> None:
 def numbered(query: str, parameters: Mapping[str, Any]) -> tuple[str, list[Any]]:
     """Return *query* with the parameters $1, $2 and so on, and their values.
 
-    asyncpg encodes a value by the type of its parameter. Arrays and JSON that are already text are sent as text, and
-    the server converts them: so codecs that the application has set on its connection do not matter.
+    asyncpg encodes a value by the type of its parameter. Arrays and JSON that are already text, and uuids, are sent as
+    text, and the server converts them: so codecs that the application has set on its connection do not matter.
     """
     places: dict[str, int] = {}
     values: list[Any] = []
 
     def place(match: re.Match[str]) -> str:
-        name, cast = match[1], match[2]
-        value = _text(parameters[name])
+        name, cast = match[1], match[2] or ""
+        value, kind = _text(parameters[name])
         if name not in places:
             values.append(value)
             places[name] = len(values)
-        as_text = "::text" if cast and isinstance(value, str) else ""
-        return f"${places[name]}{as_text}{cast or ''}"
+        as_text = f"::text{kind}" if (cast or kind) and isinstance(value, str) else ""
+        return f"${places[name]}{as_text}{cast}"
 
     return _PARAMETER.sub(place, query).replace("%%", "%"), values
 
 
-def _text(value: Any) -> Any:
-    """Return an array of uuids, which is in the binary format of psycopg, as text."""
-    if not isinstance(value, UuidArray):
-        return value
-    items = [value[start + 4 : start + _ITEM_BYTES].hex() for start in range(_ITEM_BYTES, len(value), _ITEM_BYTES)]
-    return f"{{{','.join(items)}}}"
+def _text(value: Any) -> tuple[Any, str]:
+    """Return a uuid or an array of uuids as text, and the cast to its type; any other value as it is, without one."""
+    if isinstance(value, UUID):
+        return str(value), "::uuid"
+    if isinstance(value, UuidArray):  # in the binary format of psycopg
+        items = [value[start + 4 : start + _ITEM_BYTES].hex() for start in range(_ITEM_BYTES, len(value), _ITEM_BYTES)]
+    elif isinstance(value, list) and value and isinstance(value[0], UUID):
+        items = [each.hex for each in value]
+    else:
+        return value, ""
+    return f"{{{','.join(items)}}}", "::uuid[]"
 
 
 def _plain(value: Any) -> Any:
-    """Return a uuid of asyncpg's own class as one of Python's."""
+    """Return a uuid of asyncpg's own class, or as text by a codec of the application, as one of Python's."""
     if isinstance(value, UUID):
         return UUID(int=value.int)
+    if isinstance(value, str) and _UUID.fullmatch(value):  # no other text in these results looks like that
+        return UUID(value)
     return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
