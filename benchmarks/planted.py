@@ -1,6 +1,7 @@
 """Plant the bugs that take too long for every test run.
 
-They are those in the SQL of both stores, those that simulations catch, and those of the kit with all of its cases.
+They are those in the SQL of both stores, those that simulations catch, those that a browser shows, and those of the kit
+with all of its cases.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ COMMANDS = {
     "SQL": ["tests.planted.sql"],
     "kit": ["tests.planted", "whole-kit"],
     "simulation": ["tests.planted", "simulation"],
+    "browser": ["tests.planted", "browser"],
 }
 
 

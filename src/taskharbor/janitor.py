@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("taskharbor.janitor")
 PERIOD: Final = timedelta(seconds=5)
 STATS_RETENTION: Final = timedelta(days=8)
+ROLL_UP: Final = "roll-up"
+"""The duty that updates counts and statistics."""
 AUDIT_RETENTION: Final = timedelta(days=90)
 PRUNE_WITHIN: Final = timedelta(seconds=2)
 WORKER_RETENTION: Final = timedelta(days=7)
@@ -167,7 +169,7 @@ class Janitor:
             "bury": (6 * self._period, self._bury),
             "close": (timedelta(minutes=1), self._close_unpublished),
             "prune": (timedelta(minutes=1), self._prune),
-            "roll-up": (self._period, lambda: driver.maintenance.roll_up(keep=STATS_RETENTION)),
+            ROLL_UP: (self._period, lambda: driver.maintenance.roll_up(keep=STATS_RETENTION)),
             "audit": (timedelta(minutes=1), self._prune_audit),
             "workers": (
                 timedelta(minutes=1),

@@ -33,6 +33,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "TASKHARBOR_LOG_LEVEL": "the lowest level of log lines: `--log-level`",
         "TASKHARBOR_SQS_PREFIX": "the prefix of the names of all SQS queues",
         "TASKHARBOR_TRACING": "whether spans are made for OpenTelemetry: a boolean",
+        "FORWARDED_ALLOW_IPS": "the proxies that the API believes: `--forwarded-allow-ips`; uvicorn's and gunicorn's name",
         "AWS_REGION": "the region of SQS",
         "AWS_DEFAULT_REGION": "the same, if `AWS_REGION` is not set",
         "NO_COLOR": "set to any text: no colors on a terminal",
@@ -68,6 +69,7 @@ class Settings:
     app_version: str | None = None
     app: str | None = None
     development: str | None = None
+    forwarded_allow_ips: str | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -90,6 +92,7 @@ class Settings:
             app_version=environ.get("TASKHARBOR_APP_VERSION") or None,
             app=environ.get("TASKHARBOR_APP") or None,
             development=environ.get("TASKHARBOR_DEV") or None,
+            forwarded_allow_ips=environ.get("FORWARDED_ALLOW_IPS") or None,
         )
 
     def require_url(self) -> str:

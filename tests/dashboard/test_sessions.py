@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import pytest
@@ -14,13 +14,14 @@ from taskharbor import Harbor, MemoryDriver
 from taskharbor.api import create_app
 from taskharbor.api.openapi import routes_of
 from taskharbor.api.routing import PUBLIC
+from taskharbor.api.server import ApiServer
 from taskharbor.api_keys import SCOPES, KeyCache, issue_key, issue_session
 from taskharbor.dashboard import dashboard
 from taskharbor.dashboard.routing import HEADERS, UiRoute
 from taskharbor.dashboard.sessions import Cookies
 from taskharbor.testing.clock import ManualClock
 from tests.support.api_rig import bearer
-from tests.support.dashboard_rig import serve_app, serve_site
+from tests.support.dashboard_rig import ThreadedServer, serve_app, serve_site
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -219,3 +220,35 @@ def test_a_person_logs_in_and_out_in_the_browser(locked: UiSite, screen: Screen)
     screen.page.click("text=Log out")
 
     screen.page.wait_for_url("**/ui/login")
+
+
+ELSEWHERE: Final = "127.0.0.2"
+"""An address of this machine that is not the one which is trusted by default, as that of a proxy elsewhere."""
+
+
+@pytest.mark.parametrize(
+    ("trusted", "is_secure"), [(None, False), (ELSEWHERE, True), ("10.0.0.7,127.0.0.2/31", True), ("10.0.0.7", False)]
+)
+def test_cookies_are_secure_behind_a_trusted_proxy_elsewhere(
+    trusted: str | None, is_secure: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Trusting(ThreadedServer):
+        def __init__(self, app: Any) -> None:
+            ApiServer.__init__(self, app, forwarded_allow_ips=trusted)
+
+    harbor = Harbor("memory://")
+    key = issue_key("ana", ["jobs:read"], now=harbor.driver.inspector.now())
+    harbor.driver.control.add_keys([key.key])
+    app = create_app(harbor, needs_keys=True, parts=[dashboard()])
+    with caplog.at_level("WARNING", "taskharbor.api"), harbor, serve_app(app, Trusting) as url:
+        through = httpx.HTTPTransport(local_address=ELSEWHERE)
+        headers = {"X-Forwarded-Proto": "https", "Host": "jobs.example.com", "Origin": "https://jobs.example.com"}
+        with httpx.Client(base_url=url, transport=through, headers=headers) as client:
+            seed = client.get("/ui/login")
+            form = {"token": token_of(seed), "key": key.text, "to": "/ui/queues"}
+            cookie = next(iter(seed.cookies.items()))
+            entered = client.post("/ui/login", data=form, headers={"Cookie": "=".join(cookie)})
+
+    assert entered.status_code == 303
+    assert ("Secure" in entered.headers["set-cookie"]) is is_secure
+    assert (f"the proxy {ELSEWHERE} says that it serves https, and is not trusted" in caplog.text) is not is_secure

@@ -1,6 +1,6 @@
 """Plant each bug in turn, and print which tests caught it.
 
-python -m tests.planted [kit|whole-kit|worker|api|core|postgres|stores|simulation]     by default: all groups
+python -m tests.planted [kit|whole-kit|worker|api|core|postgres|stores|simulation|browser]     by default: all groups
 
 Every bug must be caught, and every case of the conformance kit must catch a bug. With whole-kit, all
 cases are run on each bug, and a case must catch one that at most a few other cases catch: a case
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tests.planted.bugs import KIT, Bug, all_bugs
 from tests.planted.live import can_plant_live
-from tests.planted.planter import Report, import_tests, kit_cases, plant
+from tests.planted.planter import BROWSER, Report, import_tests, kit_cases, plant
 from tests.planted.servers import shared_server
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS: Final = 240.0
 EXIT_SECONDS: Final = 5.0
 MAX_FAILED_CASES: Final = 25
+TESTS_PER_CORE: Final = 8
+BROWSERS_PER_CORE: Final = 2
 WHOLE_KIT: Final = "whole-kit"
 FORK: Final = multiprocessing.get_context("fork")
 
@@ -65,6 +67,7 @@ FOLDERS: Final = {
         "integrations/",
     ),
     "simulation": ("simulation/",),
+    "browser": (f"{BROWSER}/",),
 }
 
 
@@ -108,11 +111,13 @@ def plant_each(bugs: Iterable[Bug]) -> Table:
     They are forked in the only thread of this process: a fork beside other threads may inherit a lock for good.
     """
     waiting, running = deque((bug, 2) for bug in bugs), dict[Connection, Planting]()
+    # Many per core: a test that catches a bug often waits for what the bug prevents. A browser is at work, too.
+    has_browsers = any(bug.tests.startswith(BROWSER) for bug, _ in waiting)
+    max_running = (BROWSERS_PER_CORE if has_browsers else TESTS_PER_CORE) * (os.cpu_count() or 1)
     ended: list[BaseProcess] = []
     table: Table = {}
     while waiting or running:
-        # Many per core: a test that catches a bug often waits for what the bug prevents.
-        while waiting and len(running) < 8 * (os.cpu_count() or 1):
+        while waiting and len(running) < max_running:
             planting = Planting.start(*waiting.popleft())
             running[planting.reader] = planting
         for reader in wait(list(running), timeout=1.0):

@@ -2,7 +2,8 @@
 
 The files mirror the tests: the bugs in ``worker/recorder.txt`` must be caught by
 ``tests/worker/test_recorder.py``. Those in ``conformance/`` must be caught by the conformance kit, or by
-its module of the same name, and those in ``simulation/`` by a simulation in that mode::
+its module of the same name, those in ``simulation/`` by a simulation in that mode, and those in ``browser/`` by
+``tests/dashboard`` in a real browser::
 
     # a delay is ignored
     @ insert_jobs
@@ -11,7 +12,8 @@ its module of the same name, and those in ``simulation/`` by a simulation in tha
 
 Lines ``> test_name`` before the edits name the tests that must catch it, if the whole file takes long.
 A line ``@ Class.method`` names the definition that is edited, in any module. The text of the ``-`` lines must
-occur exactly once in it, and is replaced by the ``+`` lines. A bug may have several such edits.
+occur exactly once in it, and is replaced by the ``+`` lines. A bug may have several such edits. A line ``@ app.css``
+names a template, a static file of the dashboard, or ``pyproject.toml``; there, too, the text must occur once.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.planted.definitions import find
+from tests.planted.files import FileEdit, find_file, is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +43,10 @@ class Edit:
     old: str
     new: str
 
+    @property
+    def is_of_file(self) -> bool:
+        return is_file(self.definition)
+
     def found(self) -> Definition:
         return find(self.definition, self.old)
 
@@ -52,6 +59,8 @@ class Bug:
     edits: tuple[Edit, ...]
     by: tuple[str, ...] = ()
     """The names or node ids of the tests that are run to catch it. If there are none, all tests of its file."""
+    files: tuple[FileEdit, ...] = ()
+    """Its changes of files that are not modules. If it has no others, *module* is empty."""
 
     def planted_in(self, source: str) -> str:
         # From the end, so that the positions of earlier edits stay valid.
@@ -71,11 +80,13 @@ def read(file: Path, tests: str) -> Iterator[Bug]:
     for block in re.split(r"\n(?=# )", file.read_text()):
         name, *lines = block.strip("\n").split("\n")
         by = tuple(line.removeprefix("> ") for line in takewhile(lambda line: line.startswith("> "), lines))
-        edits = tuple(_edits(lines[len(by) :]))
+        changes = [*_edits(lines[len(by) :])]
+        files = tuple(FileEdit(find_file(each.definition), each.old, each.new) for each in changes if each.is_of_file)
+        edits = tuple(each for each in changes if not each.is_of_file)
         modules = {edit.found().module for edit in edits}
-        if len(modules) != 1:
+        if len(modules) > 1 or not changes:
             raise LookupError(f"{name!r} edits {modules or 'nothing'}")
-        yield Bug(name.removeprefix("# "), modules.pop(), tests, edits, by)
+        yield Bug(name.removeprefix("# "), modules.pop() if modules else "", tests, edits, by, files)
 
 
 def _edits(lines: list[str]) -> Iterator[Edit]:

@@ -30,9 +30,11 @@ def plant_live(bug: Bug) -> None:
 
 
 def can_plant_live(bug: Bug) -> bool:
-    """Return whether *bug* changes nothing but the bodies of functions that can be found."""
+    """Return whether *bug* changes nothing but files, and the bodies of functions that can be found."""
     if bug.module in CALLED_BY_IMPORTS:
         return False
+    if not bug.module:
+        return True
     try:
         return bool(_new_codes(bug))
     except NotLive:

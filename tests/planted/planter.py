@@ -25,6 +25,7 @@ import pytest
 import uvicorn.protocols.http.h11_impl  # noqa: F401
 
 from tests.planted.bugs import KIT, Bug
+from tests.planted.files import plant_files
 from tests.planted.live import plant_live
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ SEEDS: Final = {"simulation/polling": 1_300, "simulation/sqs": 400}
 """The number of seeds to try before a bug counts as not caught, by mode."""
 CHOSEN: Final = {"worker/deaths": "not sqlite and not postgres", "cli/dead": "not postgres"}
 """Files of which some tests are enough, and the pytest expression that selects them."""
+BROWSER: Final = "browser"
+"""The folder of bugs that tests of the dashboard catch in a browser."""
 QUIET: Final = (
     "-q", "-x", "--tb=no", "-o", "filterwarnings=",
     *(f"-pno:{plugin}" for plugin in ("anyio", "cacheprovider", "randomly", "schemathesis", "unraisableexception")),
@@ -114,9 +117,11 @@ class Report:
 def plant(bug: Bug) -> Report:
     """Run the tests that must catch *bug*. If its module is imported, `can_plant_live` must have allowed that."""
     gc.disable()  # the process is short
+    if bug.files:
+        plant_files(bug.files)
     if bug.module in sys.modules:
         plant_live(bug)
-    else:
+    elif bug.module:
         sys.meta_path.insert(0, Planter(bug))
     report = Report()
     if bug.tests in KIT:
@@ -134,7 +139,7 @@ def plant(bug: Bug) -> Report:
 def suite(bug: Bug) -> str:
     """Return the test file that must catch *bug*."""
     folder, _, name = bug.tests.rpartition("/")
-    return str(Path("tests", folder, f"test_{name}.py"))
+    return str(Path("tests", "dashboard" if folder == BROWSER else folder, f"test_{name}.py"))
 
 
 def node_ids(bug: Bug) -> list[str]:

@@ -52,13 +52,15 @@ def serve(
     read_only: bool = False,
     parts: Sequence[AppPart] = (),
     root_path: str = "",
+    forwarded_allow_ips: str | None = None,
 ) -> None:
     """Serve requests until SIGTERM or SIGINT, then let running requests finish.
 
     If the store has a valid key, every request needs one. Without any key, only requests from this machine
     are accepted, and every local user has full access (for development) until the first key is created. *registry* is
     exported by ``/metrics``. If *read_only*, nothing can be changed. *parts* are those of `create_app`. *root_path* is
-    the prefix that a proxy removes.
+    the prefix that a proxy removes. *forwarded_allow_ips* are the proxies whose ``X-Forwarded`` headers are believed, in
+    uvicorn's form; by default only those of this machine.
     """
     check_codec(harbor.driver.inspector.settings().get(CODEC_SETTING, codec_name(harbor.codec)), harbor.codec)
     has_keys = has_valid_key(harbor.driver.inspector)
@@ -86,7 +88,7 @@ def serve(
             )
         if not has_keys:
             _LOG.warning("no API keys: every local user has full access")
-        ApiServer(app, root_path=root_path).run(sockets=[sock])
+        ApiServer(app, root_path=root_path, forwarded_allow_ips=forwarded_allow_ips).run(sockets=[sock])
     _LOG.info("API stopped")
 
 
@@ -116,13 +118,14 @@ def open_socket(host: str, port: int) -> socket.socket:
 class ApiServer(uvicorn.Server):
     """A uvicorn server that ends streams at shutdown and returns from `run`, so that the store can be closed."""
 
-    def __init__(self, app: FastAPI, *, root_path: str = "") -> None:
+    def __init__(self, app: FastAPI, *, root_path: str = "", forwarded_allow_ips: str | None = None) -> None:
         self._app = app
         self._stop_requested_at: float | None = None
         super().__init__(
             uvicorn.Config(
                 app,
                 root_path=root_path,
+                forwarded_allow_ips=forwarded_allow_ips,  # if None, uvicorn reads FORWARDED_ALLOW_IPS
                 http=partial(BoundedProtocol, bounds=ConnectionLimits(max_connections())),  # type: ignore[arg-type]
                 backlog=ACCEPT_BATCH,
                 log_config=None,

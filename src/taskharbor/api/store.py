@@ -223,7 +223,8 @@ class StoreGateway:
         self._key_checks: RequestBatcher[None, bool] = RequestBatcher(lambda calls: own(self._check_for_keys, calls))
         self._key_uses: RequestBatcher[str, None] = RequestBatcher(lambda ids: own(self._note_uses, ids))
         self._note_again_at: dict[str, float] = {}  # of valid keys only, so it stays small
-        report = HealthReport(_url_of(backend.source), lambda: self.inspector, keep=backend.retention["keep"])
+        self.url = _url_of(backend.source)
+        report = HealthReport(self.url, lambda: self.inspector, keep=backend.retention["keep"])
         self._health: RequestBatcher[None, View] = RequestBatcher(lambda calls: own(_repeated, report.read, calls))
         self._pings: RequestBatcher[None, None] = RequestBatcher(lambda calls: own(self._ping, calls))
 

@@ -13,6 +13,8 @@ from taskharbor.api.problems import HttpProblem
 from taskharbor.api.store import StoreThreads
 from taskharbor.core.statistics import MINUTE, GroupBy, Metric, SeriesQuery
 from taskharbor.dashboard.attention import Facts, read_facts
+from taskharbor.doctor.examination import count_pending_migrations
+from taskharbor.janitor import PERIOD, ROLL_UP
 from taskharbor.statistics import MAX_VERSIONS, read_groups
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ CACHE_SECONDS: Final = 1.0
 THREADS: Final = 2
 FACTS_SECONDS: Final = 2.0
 """The facts of *Needs attention* take a dozen statements; they are read half as often."""
+SCHEMA_SECONDS: Final = 30.0
 DEADLINE_SECONDS: Final = 2.0
 MAX_CACHED: Final = 256
 _TOO_SLOW: Final = (
@@ -63,14 +66,25 @@ class Reads:
         """Return the result of *read* from the store, not cached."""
         return await _before_deadline(asyncio.ensure_future(self._threads(self._call, read)))
 
-    async def cached(self, key: Hashable, read: Callable[[Inspector], R], *, seconds: float | None = None) -> R:
-        """Return the result of *read*, which may be *seconds* old. All callers with the same *key* share one read."""
+    async def cached(
+        self,
+        key: Hashable,
+        read: Callable[[Inspector], R],
+        *,
+        seconds: float | None = None,
+        follows_changes: bool = True,
+    ) -> R:
+        """Return the result of *read*, which may be *seconds* old. All callers with the same *key* share one read.
+
+        One that *follows_changes* is not used after a change of jobs, queues or workers, however new it is.
+        """
         began, task = self._cached.get(key, (0.0, None))
         now = time.monotonic()
         # A page that learned of a change must not get what was read before it: it would not ask again.
         lasts = self._seconds if seconds is None else seconds
         is_old = task is not None and task.done() and (now >= began + lasts or _has_failed(task))
-        if task is None or is_old or began <= self._changed_at():
+        is_outdated = follows_changes and began <= self._changed_at()
+        if task is None or is_old or is_outdated:
             task = asyncio.ensure_future(self._threads(self._call, read))
             task.add_done_callback(_read_exception)
             self._cached[key] = (now, task)
@@ -106,6 +120,20 @@ class Reads:
     async def schedules(self) -> Mapping[str, Schedule]:
         """Return all schedules, by name."""
         return await self.cached("schedules", lambda inspector: inspector.schedules())
+
+    async def rolled_up_at(self) -> datetime | None:
+        """Return when counts and statistics were last updated; None if no process has ever done that."""
+        duties = await self.cached("duties", lambda inspector: inspector.duties())
+        return None if ROLL_UP not in duties else duties[ROLL_UP] - PERIOD
+
+    async def pending_migrations(self) -> int:
+        """Return how many migrations the store lacks. It is checked twice a minute."""
+        url = self._store.url
+        if url is None:
+            return 0
+        return await self.cached(
+            "migrations", lambda _: count_pending_migrations(url), seconds=SCHEMA_SECONDS, follows_changes=False
+        )
 
     async def versions(self) -> list[AppVersion]:
         """Return the versions of the application, the last one to appear first."""

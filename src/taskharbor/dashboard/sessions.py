@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import ApiKey
     from taskharbor.drivers.base import Driver
 
+_LOG: Final = logging.getLogger("taskharbor.api")
 SESSION_CACHE_SECONDS: Final = 2.0
 """For how long a page may be shown after its key was revoked. Streams check as often."""
 SESSION_THREADS: Final = 2
@@ -46,8 +48,22 @@ class Sessions:
 
     def __init__(self, store: StoreGateway) -> None:
         self._store = store
+        self._has_warned = False
         self._threads = StoreThreads(SESSION_THREADS)
         self._cache = KeyCache(lambda: store.backend.driver.inspector, seconds=SESSION_CACHE_SECONDS, sessions=True)
+
+    def check_proxy(self, request: Request) -> None:
+        """Log once that cookies are not secure because the proxy that serves https is not believed."""
+        claimed = request.headers.get("x-forwarded-proto", "")
+        if self._has_warned or claimed != "https" or request.url.scheme == "https":
+            return
+        self._has_warned = True
+        proxy = "a proxy" if request.client is None else f"the proxy {request.client.host}"
+        _LOG.warning(
+            "%s says that it serves https, and is not trusted; cookies are not Secure: start the API with "
+            "--forwarded-allow-ips, or set FORWARDED_ALLOW_IPS, to the address of the proxy",
+            proxy,
+        )
 
     async def find(self, text: str) -> ApiKey | None:
         """Return the key that the session *text* was made from, if both are valid."""

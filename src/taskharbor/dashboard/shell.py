@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor._version import __version__
 from taskharbor.core.states import Status
-from taskharbor.dashboard.texts import short_name, span
+from taskharbor.dashboard.texts import plural, short_name, span
 from taskharbor.workers import WorkerState, state_of
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ THEMES: Final = ("system", "light", "dark")
 TIMES: Final = ("ago", "utc", "local")
 DENSITIES: Final = ("normal", "compact")
 MAX_SKEW: Final = timedelta(seconds=5)
+MAX_ROLL_UP_AGE: Final = timedelta(seconds=15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ async def read_shell(request: UiRequest) -> Shell:
         replace(entry, badge=badges[entry.path][0], hint=badges[entry.path][1]) if entry.path in badges else entry
         for entry in _known_pages(request)
     )
-    return Shell(request=request, now=now, nav=nav, strips=tuple(_strips(request, now)))
+    return Shell(request=request, now=now, nav=nav, strips=tuple(await _strips(request, now)))
 
 
 def _known_pages(request: UiRequest) -> tuple[NavEntry, ...]:
@@ -196,9 +197,16 @@ def _known_pages(request: UiRequest) -> tuple[NavEntry, ...]:
     return tuple(each for each in NAVIGATION if each.path in known and request.may(each.scope))
 
 
-def _strips(request: UiRequest, now: datetime) -> list[str]:
+async def _strips(request: UiRequest, now: datetime) -> list[str]:
     """Return what is wrong with the installation itself."""
     strips = []
+    if pending := await request.reads.pending_migrations():
+        strips.append(f"The schema of the store is behind by {plural(pending, 'migration')}: taskharbor migrate up.")
+    rolled_up_at = await request.reads.rolled_up_at()
+    if rolled_up_at is not None and now - rolled_up_at > MAX_ROLL_UP_AGE:
+        strips.append(
+            f"Counts and charts are {span(now - rolled_up_at)} old: workers and janitors update them, and none is live."
+        )
     skew = abs(datetime.now(UTC) - now)
     if skew > MAX_SKEW:
         strips.append(f"The clock of this server differs from the store's by {span(skew)}. Ages are the store's.")

@@ -64,8 +64,14 @@ def _schema(url: str) -> Iterator[Problem]:
     except TaskHarborError as error:
         yield Level.FAIL, str(error), ""
         return
-    if pending := migrate.migration_status(*schema).pending:
-        yield Level.WARN, f"{len(pending)} migrations are pending", "taskharbor migrate up"
+    if pending := count_pending_migrations(url):
+        yield Level.WARN, f"{pending} migrations are pending", "taskharbor migrate up"
+
+
+def count_pending_migrations(url: str) -> int:
+    """Return how many migrations the store at *url* lacks. It opens a connection of its own."""
+    schema = schema_for(url)
+    return 0 if schema is None else len(migrate.migration_status(*schema).pending)
 
 
 def _contents(url: str, keep: timedelta) -> Iterator[Finding]:

@@ -138,6 +138,9 @@ class Inspector(Protocol):
     def past_workers(self) -> list[WorkerRecord]:
         """Return the workers that have stopped or were unseen for too long, ordered by id; none of `workers`."""
 
+    def duties(self) -> Mapping[str, datetime]:
+        """Return when each periodic duty is due next, by name. A duty that was never claimed is missing."""
+
     def schedules(self) -> Mapping[str, Schedule]:
         """Return all schedules, by name."""
 

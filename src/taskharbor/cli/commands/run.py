@@ -230,6 +230,12 @@ def _run_janitor(harbor: Harbor, transport: Transport | None, retention: Retenti
     help="What to do with new jobs of types that no task of the app has.",
 )
 @click.option("--root-path", metavar="PATH", default="", help="The prefix of the path that a proxy removes.")
+@click.option(
+    "--forwarded-allow-ips",
+    metavar="ADDRESSES",
+    help="The proxies whose X-Forwarded headers are believed: addresses or networks, separated by commas, or '*'. "
+    "By default those of FORWARDED_ALLOW_IPS, else 127.0.0.1.",
+)
 @dashboard_options
 @startup_options
 @url_of_app_option
@@ -242,6 +248,7 @@ def api(
     port: int,
     unknown_types: Literal["refuse", "accept"],
     root_path: str,
+    forwarded_allow_ips: str | None,
     dashboard: DashboardOptions,
     url: str | None,
     as_json: bool,
@@ -270,6 +277,7 @@ def api(
     from taskharbor.api.server import serve
     from taskharbor.cli.app_loader import open_harbor
     from taskharbor.cli.startup import prepare_store
+    from taskharbor.settings import Settings
 
     log_to_stderr(as_json=as_json, level=log_level)
     with open_harbor(app, url, creates=True) as harbor:
@@ -284,4 +292,5 @@ def api(
             read_only=dashboard.read_only,
             parts=dashboard.parts(),
             root_path=root_path.rstrip("/"),
+            forwarded_allow_ips=forwarded_allow_ips or Settings.from_env().forwarded_allow_ips,
         )

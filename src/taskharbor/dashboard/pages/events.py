@@ -21,9 +21,9 @@ router: Final = ui_router()
 @router.get("/nav")
 @requires_scope("jobs:read")
 async def navigation(request: UiRequest, at: Annotated[str, Query(max_length=300)] = "/") -> Response:
-    """Return the navigation of the page *at*, with its present numbers."""
+    """Return a part of the shell: the navigation of the page *at*, with its present numbers, or the strips."""
     shell = replace(await read_shell(request), at=at)
-    return request.finish(request.ui.render("nav.html", shell, {}, part="nav"), HTTPStatus.OK)
+    return request.finish(request.ui.render("nav.html", shell, {}, part=request.part or "nav"), HTTPStatus.OK)
 
 
 @router.get("/events")

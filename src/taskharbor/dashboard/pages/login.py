@@ -37,6 +37,7 @@ async def log_in(request: UiRequest) -> Response:
         status = HTTPStatus.UNPROCESSABLE_ENTITY
         problem = "This is not a valid API key: it is unknown, expired or revoked."
         return await request.page("login.html", status=status, to=request.field("to"), problem=problem)
+    request.ui.sessions.check_proxy(request)
     text = await request.ui.sessions.create(key)
     response = RedirectResponse(local_path(request.field("to"), request.base), HTTPStatus.SEE_OTHER)
     request.names.put_session(response, text, request=request)

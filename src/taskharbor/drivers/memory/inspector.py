@@ -226,6 +226,10 @@ class MemoryInspector:
             past = [worker for worker in rows.past_workers.values() if worker.id not in rows.workers]
             return sorted(past, key=lambda worker: worker.id)
 
+    def duties(self) -> dict[str, datetime]:
+        with self._tables.statement():
+            return dict(sorted(self._tables.rows.duties.items()))
+
     def schedules(self) -> dict[str, Schedule]:
         with self._tables.statement():
             return dict(sorted(self._tables.rows.schedules.items()))

@@ -280,6 +280,15 @@ class PostgresInspector:
     def past_workers(self) -> list[WorkerRecord]:
         return worker_records.read_past(self._connections)
 
+    _DUTIES: LiteralString = """
+        SELECT name, next_at
+          FROM th_duties
+         ORDER BY name
+    """
+
+    def duties(self) -> dict[str, datetime]:
+        return dict(self._connections.fetch(self._DUTIES))
+
     _SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
           FROM th_schedules

@@ -289,6 +289,16 @@ class SqliteInspector:
     def past_workers(self) -> list[WorkerRecord]:
         return worker_records.read_past(self._connections)
 
+    _DUTIES: LiteralString = """
+        SELECT name, next_at
+          FROM th_duties
+         ORDER BY name
+    """
+
+    def duties(self) -> dict[str, datetime]:
+        with self._connections.read() as db:
+            return {name: moment(next_at) for name, next_at in db.execute(self._DUTIES)}
+
     _SCHEDULES: LiteralString = f"""
         SELECT {SCHEDULE}
           FROM th_schedules

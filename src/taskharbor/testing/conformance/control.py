@@ -258,6 +258,17 @@ def test_a_duty_can_be_claimed_again_when_its_period_ends(subject: Subject) -> N
     assert (at_first, within, after) == (True, False, True)
 
 
+def test_the_next_time_of_each_claimed_duty_is_returned(subject: Subject) -> None:
+    before = subject.driver.inspector.duties()
+    now = subject.driver.inspector.now()
+    _claim_duty(subject, "prune")
+    subject.advance(TICK)
+    _claim_duty(subject, "expire")
+
+    assert before == {}
+    assert subject.driver.inspector.duties() == {"expire": now + TICK + _MINUTE, "prune": now + _MINUTE}
+
+
 def test_each_duty_has_its_own_period(subject: Subject) -> None:
     _claim_duty(subject, "prune")
 
