@@ -60,11 +60,11 @@ def figures(jobs: int = JOBS) -> dict[str, object]:
     with database() as url:
         leave_statistics_alone(url)
         fill(url, jobs)
-        paths = _paths(url)
+        paths = paths_of(url)
         with serve_site(url) as site, site.http() as client:
             times = {name: _times(client, path) for name, path in paths.items()}
         with watched(url) as watching, serve_site(harbor=Harbor(watching.driver)) as site, site.http() as client:
-            _watch_reads(watching)
+            watch_reads(watching)
             slowest = {name: _slowest(watching, client, path) for name, path in paths.items()}
     pages = {name: {**times[name], **slowest[name]} for name in paths}
     over = [
@@ -81,7 +81,7 @@ def figures(jobs: int = JOBS) -> dict[str, object]:
     }
 
 
-def _watch_reads(watching: Watched) -> None:
+def watch_reads(watching: Watched) -> None:
     """Record the plans of the connections that pages use, all at a time so that none is left out."""
     pool = watching.driver._read_pool  # noqa: SLF001  the notices are the connection's
     with ExitStack() as stack:
@@ -89,7 +89,8 @@ def _watch_reads(watching: Watched) -> None:
             stack.enter_context(pool.connection()).add_notice_handler(watching.add_notice)
 
 
-def _paths(url: str) -> dict[str, str]:
+def paths_of(url: str) -> dict[str, str]:
+    """Return the path of each page, with a job and a group of the store."""
     with psycopg.connect(url) as db:
         [(job_id, group)] = db.execute("SELECT id, fingerprint FROM th_jobs_dead ORDER BY id LIMIT 1").fetchall()
     return {name: path.format(dead=job_id, group=group) for name, path in PAGES.items()}

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import gzip
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from importlib import metadata
 from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from taskharbor import Harbor, MemoryDriver
 from taskharbor.api.problems import HttpProblem
 from taskharbor.api.store import StoreGateway
+from taskharbor.cli.dashboard import DashboardOptions
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.statistics import MINUTE, Metric, SeriesQuery
 from taskharbor.dashboard.figures import QueueFigures, forecast_pause, queue_figures, rate_of
@@ -33,10 +41,10 @@ from tests.support.postgres import emptied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from taskharbor.drivers.base import Inspector
 
+PROJECT: Final = Path(__file__).resolve().parents[2] / "pyproject.toml"
 MAX_GZIPPED: Final = 15 * 1024
 STATES: Final = ("clock", "envelope", "play", "retry", "check", "cross", "barred")
 
@@ -58,6 +66,64 @@ def test_scripts_and_styles_are_small() -> None:
     sizes = [len(gzip.compress(content, 9)) for name, (content, _) in Assets().files.items() if name != "icon.svg"]
 
     assert sum(sizes) <= MAX_GZIPPED
+
+
+def test_the_extra_adds_two_packages_to_those_of_the_api() -> None:
+    extras: dict[str, list[str]] = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+
+    assert "taskharbor[api]" in extras["dashboard"]
+    added = with_dependencies(extras["dashboard"]) - with_dependencies(extras["api"])
+    assert added == {"jinja2", "markupsafe"}
+    assert any("dashboard" in Requirement(each).extras for each in extras["all"])
+
+
+def with_dependencies(wanted: list[str]) -> set[str]:
+    """Return the packages that *wanted* and what they depend on would install, without TaskHarbor itself."""
+    found: set[str] = set()
+    waiting = [Requirement(each) for each in wanted]
+    while waiting:
+        each = waiting.pop()
+        name = canonicalize_name(each.name)
+        if name == "taskharbor" or name in found or (each.marker is not None and not each.marker.evaluate()):
+            continue
+        found.add(name)
+        needed = [Requirement(text) for text in metadata.requires(name) or ()]
+        extras = each.extras or {""}
+        waiting += [it for it in needed if it.marker is None or any(it.marker.evaluate({"extra": e}) for e in extras)]
+    return found
+
+
+def test_scripts_run_as_they_are_written() -> None:
+    scripts = {name: content.decode() for name, (content, _) in Assets().files.items() if name.endswith(".js")}
+
+    imported = {name for text in scripts.values() for name in re.findall(r"\bfrom \"([^\"]+)\"", text)}
+    assert imported <= {f"./{name}" for name in scripts}
+    assert list(PROJECT.parent.glob("package*.json")) == []
+
+
+def test_the_import_contract_rejects_an_api_that_needs_the_dashboard(tmp_path: Path) -> None:
+    shutil.copytree(PROJECT.parent / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PROJECT, tmp_path)
+    with (tmp_path / "src" / "taskharbor" / "api" / "app.py").open("a") as module:
+        module.write("\nfrom taskharbor.dashboard import dashboard\n")
+    linter = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, 'src'); {linter}"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+
+    assert ran.returncode == 1, ran.stderr
+    assert "taskharbor.api is not allowed to import taskharbor.dashboard" in ran.stdout
+
+
+def test_every_answer_has_the_policy() -> None:
+    policy = (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
+    paths = ["/", "/jobs", "/login", "/nothing", f"/static/{Assets().mark}/app.js", "/queues/mail/pause"]
+    with serve_site() as site, site.http() as client:
+        found = {path: client.get(f"/ui{path}").headers.get("content-security-policy") for path in paths}
+
+    assert found == dict.fromkeys(paths, policy)
 
 
 def test_templates_have_no_inline_style_script_or_foreign_address() -> None:
@@ -109,6 +175,18 @@ create_app(Harbor("memory://"))
 
     assert ran.returncode == 0, ran.stderr
     assert "pip install 'taskharbor[dashboard]'" in ran.stderr
+
+
+def test_a_command_without_jinja2_serves_no_dashboard_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setattr("taskharbor.cli.dashboard.find_spec", lambda name: None if name == "jinja2" else find_spec(name))
+    with caplog.at_level("INFO", "taskharbor.api"):
+        parts = DashboardOptions(is_on=True, read_only=False, label=None).parts()
+
+    assert list(parts) == []
+    assert "pip install 'taskharbor[dashboard]'" in caplog.text
 
 
 class SteadyQueue(UiSite):

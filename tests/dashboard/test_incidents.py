@@ -121,7 +121,7 @@ def finish(site: UiSite, operation: Operation) -> Operation:
     return site.driver.operations.get([operation.id])[operation.id]
 
 
-def replay(site: UiSite, client: httpx.Client) -> Operation:
+def replay(site: UiSite, client: httpx.Client, *, rate: str = "") -> Operation:
     """Send the form of a group's replay, as the group's page leads to it."""
     group = client.get(f"/ui/dead/{CARD_ERROR.fingerprint}").text
     [link] = re.findall(r'href="/ui(/jobs/bulk\?kind=requeue[^"]+)"', group)
@@ -130,8 +130,8 @@ def replay(site: UiSite, client: httpx.Client) -> Operation:
     for name, value in re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', preview):
         fields.setdefault(name, []).append(value)
     fields.pop("token")
-    answer = post(client, "/jobs/bulk", **fields, rate="", reason="fixed")
-    assert answer.status_code == 303, answer.text
+    answer = post(client, "/jobs/bulk", **fields, rate=rate, reason="fixed")
+    assert (answer.history or [answer])[0].status_code == 303, answer.text
     [newest] = site.driver.operations.recent(limit=1)
     return newest
 

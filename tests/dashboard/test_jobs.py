@@ -213,6 +213,8 @@ def test_a_bulk_operation_is_previewed_undone_and_performed(site: UiSite) -> Non
         undone = post(client, "/jobs/bulk", kind="requeue", all="1", status="DEAD", rate="")
         operation = re.search(r"/operations/([0-9a-f-]{36})/stop", undone.text)
         assert operation is not None
+        OperationRunner(site.driver, lambda: 0.0).tick()  # within five seconds, a runner does nothing
+        assert {status_of(site, each) for each in jobs} == {Status.DEAD}
         assert "Undone: nothing was changed." in post(client, f"/operations/{operation[1]}/stop").text
         assert {status_of(site, each) for each in jobs} == {Status.DEAD}
 

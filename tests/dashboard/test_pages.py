@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 import pytest
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.dashboard_rig import UiSite
 
 
-ROW_HEIGHT = "document.querySelector('tbody td').getBoundingClientRect().height"
+ROW_HEIGHT: Final = "document.querySelector('tbody td').getBoundingClientRect().height"
 
 
 def paused(site: UiSite, name: str = "mail") -> bool:
@@ -125,21 +125,42 @@ def test_shortcuts_that_are_switched_off_stay_off(site: UiSite, screen: Screen) 
     assert screen.page.url == f"{site.url}/ui/"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_chosen_theme_is_rendered_by_the_server(site: UiSite, screen: Screen, theme: str) -> None:
-    screen.page.emulate_media(color_scheme="light" if theme == "dark" else "dark")
+GROUNDS: Final = {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 21, 27)"}
+SEEN_GROUNDS: Final = """
+window.__grounds = [];
+const see = () => {
+  if (document.body) window.__grounds.push(getComputedStyle(document.body).backgroundColor);
+  if (window.__grounds.length < 30) requestAnimationFrame(see);
+};
+requestAnimationFrame(see);
+"""
+"""Notes the background of each frame that the browser shows, from the first one."""
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["system", "light", "dark"])
+def test_a_theme_is_shown_from_the_first_frame(
+    site: UiSite, screen: Screen, theme: str, system: Literal["light", "dark"]
+) -> None:
+    screen.page.emulate_media(color_scheme=system)
     screen.go("/queues")
     screen.page.click("summary[aria-label='View and account']")
     assert axe_violations(screen.page) == []
-    screenshot(screen.page, f"menu-{theme}-1280")
-    screen.page.click(f"button[value={theme}]")
-    screen.page.wait_for_load_state()
+    screenshot(screen.page, f"menu-{system}-1280")
+    with screen.page.expect_navigation():
+        screen.page.click(f"button[value={theme}]")
+    screen.context.add_init_script(SEEN_GROUNDS)
+    screen.go("/queues")
 
-    wanted = {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 21, 27)"}[theme]
-    assert screen.page.evaluate("getComputedStyle(document.body).backgroundColor") == wanted
+    wanted = system if theme == "system" else theme
+    wait_until(lambda: bool(screen.page.evaluate("window.__grounds.length >= 30")))
+    assert set(screen.page.evaluate("window.__grounds")) == {GROUNDS[wanted]}
     cookies = "; ".join(f"{each['name']}={each['value']}" for each in screen.context.cookies())
     with site.http() as client:
-        assert f'data-theme="{theme}"' in client.get("/ui/queues", headers={"Cookie": cookies}).text
+        page = client.get("/ui/queues", headers={"Cookie": cookies}).text
+    assert f'data-theme="{theme}"' in page
+    # The browser colors what it paints before the style sheet by this.
+    assert f'<meta name="color-scheme" content="{"light dark" if theme == "system" else theme}">' in page
 
 
 def test_times_are_shown_in_the_form_that_was_chosen(site: UiSite, screen: Screen) -> None:

@@ -48,7 +48,7 @@ SMTP_ERROR: Final = Failure(type="SMTPError", message="421 try later", traceback
 class UiSite:
     """One server with the dashboard, and calls that bring its store into a state."""
 
-    def __init__(self, harbor: Harbor, url: str, app: FastAPI) -> None:
+    def __init__(self, harbor: Harbor, url: str, app: Any) -> None:
         self.harbor = harbor
         self.app = app
         self.url = url

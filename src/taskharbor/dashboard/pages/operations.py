@@ -15,6 +15,7 @@ from taskharbor.api.routing import requires_scope
 from taskharbor.core.operations import Operation, OperationId, OperationState, sort_refusals
 from taskharbor.dashboard.replays import read_result
 from taskharbor.dashboard.routing import UiRequest, ui_router
+from taskharbor.dashboard.texts import plural
 from taskharbor.views import operation_view
 
 router: Final = ui_router()
@@ -58,7 +59,7 @@ async def stop(request: UiRequest, operation_id: OperationParam) -> Response:
     if found.state is not OperationState.STOPPED:
         message = f"The {found.kind} had ended already."
     else:
-        message = "Undone: nothing was changed." if not found.done else f"Stopped after {found.done:,} jobs."
+        message = "Undone: nothing was changed." if not found.done else f"Stopped after {plural(found.done, 'job')}."
     return request.redirect(f"/operations/{operation_id}", message)
 
 
