@@ -12,6 +12,7 @@ from taskharbor.api_keys import SCOPES
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.states import Status
+from taskharbor.dashboard.texts import SCOPE_TEXTS
 from taskharbor.schedules import Scheduler, ScheduleSpec
 from tests.dashboard.test_jobs import post, status_of
 from tests.dashboard.test_sessions import log_in
@@ -132,6 +133,10 @@ def test_the_audit_log_is_filtered_by_each_of_its_fields(site: UiSite) -> None:
     assert one.count("<tr data-key=") == 1
 
 
+def test_every_scope_can_be_chosen_for_a_new_key() -> None:
+    assert sorted(SCOPE_TEXTS) == sorted(SCOPES)
+
+
 def test_a_key_is_created_shown_once_and_revoked(locked: UiSite) -> None:
     with locked.http(follow_redirects=True) as client:
         log_in(client, locked.key("admin"))
@@ -167,8 +172,8 @@ def test_health_shows_what_doctor_finds(site: UiSite) -> None:
     with site.http() as client:
         text = client.get("/ui/health").text
 
-    assert "the journal mode is WAL" in text
-    assert re.search(r"<td data-l=\"Check\">dead letters</td>.*?warn", text)
+    assert "The journal mode is WAL" in text
+    assert re.search(r"<td class=\"k\" data-l=\"Check\">Dead letters</td>.*?Risk", text)
     assert "There are risks." in text
 
 

@@ -18,6 +18,7 @@ from taskharbor.dashboard.job_filters import read_filter
 from taskharbor.dashboard.tracebacks import split_traceback
 from taskharbor.operations import OperationRunner
 from tests.dashboard.test_sessions import log_in, token_of
+from tests.support.browser import note_changes
 from tests.support.dashboard_rig import CARD_ERROR, seed
 from tests.support.waiting import wait_until
 
@@ -204,6 +205,35 @@ def test_a_rescheduled_job_gets_its_old_time_back(site: UiSite) -> None:
     assert site.driver.inspector.summaries([job_id])[job_id].scheduled_for == before
 
 
+def test_a_job_that_is_not_due_runs_now_and_gets_its_time_back(site: UiSite) -> None:
+    [job_id] = site.enqueue("email.send", delay=timedelta(hours=5))
+    before = site.driver.inspector.summaries([job_id])[job_id].scheduled_for
+    with site.http(follow_redirects=True) as client:
+        assert "Run now" in client.get(f"/ui/jobs/{job_id}").text
+        page = post(client, f"/jobs/{job_id}/reschedule?now=1").text
+        moved = site.driver.inspector.summaries([job_id])[job_id].scheduled_for
+        undo = re.search(r'action="/ui(/jobs/[^"]+/reschedule\?at=[^"]+)"', page)
+        assert undo is not None
+        post(client, undo[1])
+
+    assert "Run now" not in page
+    assert moved <= site.driver.inspector.now()
+    assert site.driver.inspector.summaries([job_id])[job_id].scheduled_for == before
+
+
+def test_the_preview_of_a_replay_says_whether_a_live_worker_handles_it(site: UiSite) -> None:
+    for number in range(2):
+        site.enqueue(f"type{number}", queue="payments", max_attempts=1)
+    site.settle(site.claim("payments", 2), Outcome.fail("hopeless", failure=CARD_ERROR))
+    site.worker(queues=("payments",), types=("type0",))
+    site.worker("web-2", queues=("mail",), types=("type1",))
+    with site.http() as client:
+        text = client.get("/ui/jobs/bulk?kind=requeue&all=1&status=DEAD").text
+
+    assert "A live worker handles type0: yes." in text
+    assert "A live worker handles type1: no; its jobs would wait." in text
+
+
 def test_a_bulk_operation_is_previewed_undone_and_performed(site: UiSite) -> None:
     jobs = site.enqueue("email.send", 4, max_attempts=1)
     site.settle(site.claim(count=4), Outcome.fail("hopeless", failure=CARD_ERROR))
@@ -263,13 +293,15 @@ def test_ticked_rows_stay_and_unticked_ones_follow_changes(site: UiSite, screen:
     screen.go("/jobs")
     row = screen.page.locator(f'tr[data-key="{job_id}"]')
     row.locator("input").check()
+    screen.page.click("h1")  # a row with focus stays
     screen.page.wait_for_selector("#live:has-text('held')")
+    has_seen = note_changes(screen)
     site.driver.cancel([job_id])
-    screen.page.wait_for_timeout(1500)
+    wait_until(has_seen)
     assert "Waiting" in row.inner_text()
 
     row.locator("input").uncheck()
-    screen.page.click("h1")  # a row with focus stays
+    screen.page.click("h1")
     row.locator(".state:has-text('Canceled')").wait_for()
 
     site.enqueue("email.send", 2)

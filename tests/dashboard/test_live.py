@@ -9,7 +9,7 @@ import httpx
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.outcome import Outcome
-from tests.support.browser import screenshot
+from tests.support.browser import note_changes, screenshot
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -53,10 +53,11 @@ def test_an_open_dialog_holds_the_page_and_closing_it_catches_up(site: UiSite, s
     screen.page.click("text=Pause…")
     screen.page.wait_for_selector("dialog[open]")
 
+    has_seen = note_changes(screen)
     site.enqueue(queue="mail")
     site.roll_up()
     screen.page.wait_for_selector("#live:has-text('held')")
-    screen.page.wait_for_timeout(2_500)
+    wait_until(has_seen)
     assert tile.inner_text() == "1"
 
     screen.page.click("dialog [data-close]")

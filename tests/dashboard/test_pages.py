@@ -187,6 +187,21 @@ def test_times_are_shown_in_the_form_that_was_chosen(site: UiSite, screen: Scree
     assert shown["utc"] != shown["local"]
 
 
+def test_the_id_of_a_job_and_a_command_are_copied(site: UiSite, screen: Screen) -> None:
+    [job_id] = site.enqueue(queue="mail")
+    screen.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    screen.go(f"/jobs/{job_id}")
+    screen.page.click(".id .copy")
+    screen.page.wait_for_selector(".id .copy:has-text('Copied')")
+    copied = [screen.page.evaluate("navigator.clipboard.readText()")]
+    screen.page.click(".equivalents summary")
+    screen.page.click(".equivalents .copy >> nth=0")
+    screen.page.wait_for_selector(".equivalents .copy:has-text('Copied')")
+    copied.append(screen.page.evaluate("navigator.clipboard.readText()"))
+
+    assert copied == [str(job_id), f"taskharbor jobs show {job_id}"]
+
+
 def test_compact_rows_are_lower(site: UiSite, screen: Screen) -> None:
     site.enqueue(queue="mail")
     site.roll_up()

@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 from tests.support.chromium import ARGUMENTS, find_chromium
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from playwright.sync_api import Browser, BrowserContext, Page, Response
 
@@ -176,6 +176,21 @@ def screenshot(page: Page, name: str) -> Path:
     path = SCREENS / f"{name}.png"
     page.screenshot(path=path, full_page=True)
     return path
+
+
+def note_changes(screen: Screen) -> Callable[[], bool]:
+    """Return a function that says whether the page has received a change of jobs, and a second later another event."""
+    screen.page.evaluate("""() => {
+      window.__changes = [];
+      document.addEventListener("changes", e => window.__changes.push(e.detail.topics));
+    }""")
+
+    def has_seen() -> bool:
+        changes: list[list[str]] = screen.page.evaluate("window.__changes")
+        first = next((at for at, topics in enumerate(changes) if "jobs" in topics), len(changes))
+        return len(changes) > first + 1
+
+    return has_seen
 
 
 def tour(screen: Screen, name: str, path: str) -> Sequence[str]:

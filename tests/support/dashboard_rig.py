@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 import uvicorn
 
-from taskharbor import Harbor
+from taskharbor import Harbor, __version__
 from taskharbor.api import create_app
 from taskharbor.api.server import ApiServer, open_socket
 from taskharbor.api_keys import issue_key
@@ -88,6 +88,7 @@ class UiSite:
             "concurrency": 16,
             "started_at": self.driver.inspector.now(),
             "version": "4f2c",
+            "library": __version__,
         }
         record = WorkerRecord(**known | fields)
         self.driver.maintenance.record_worker(record)
@@ -187,9 +188,9 @@ def seed(site: UiSite) -> dict[str, JobId]:
     """Fill a store with jobs in every state, two live workers, dead letters and a paused queue."""
     site.worker("web-1", queues=("default", "mail"), busy_slots=2)
     site.worker("web-2", queues=("mail", "images"), types=("email.send", "img.resize"), concurrency=8)
-    [retry] = site.enqueue("email.send", queue="mail", max_attempts=8)
+    [retry] = site.enqueue("email.send", queue="mail", max_attempts=8, priority=-5)
     site.settle(site.claim("mail"), Outcome.retry(after=timedelta(seconds=41), failure=SMTP_ERROR))
-    done = site.enqueue("email.send", 3, queue="mail")
+    done = site.enqueue("email.send", 3, queue="mail", priority=-5)
     site.settle(site.claim("mail", 3), Outcome.ack())
     running = site.enqueue("email.send", 2, queue="default")
     site.claim("default", 2)

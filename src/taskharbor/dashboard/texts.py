@@ -44,6 +44,21 @@ STATES: Final[Mapping[Status, StateText]] = MappingProxyType(
 )
 
 
+SCOPE_TEXTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "jobs:read": "see jobs, queues, workers, schedules and statistics",
+        "jobs:control": "cancel, requeue and reschedule jobs; bulk operations",
+        "jobs:write": "create jobs, change their payloads",
+        "payload:read": "see payloads and results; each look is recorded",
+        "queues:control": "pause and resume queues",
+        "schedules:write": "create, run, pause, resume and delete schedules",
+        "metrics:read": "read /metrics",
+        "admin": "all of these, and keys, the audit log and purges",
+    }
+)
+"""What each scope of a key allows, in the order of the form."""
+
+
 def span(seconds: float | timedelta | None) -> str:
     """Return a duration for a person.
 

@@ -19,6 +19,7 @@ from taskharbor.dashboard import forms
 from taskharbor.dashboard.forms import reject_form
 from taskharbor.dashboard.job_filters import GivenFilter, read_filter
 from taskharbor.dashboard.routing import UiRequest, ui_router
+from taskharbor.diagnosis import is_alive
 from taskharbor.operations import START_DELAY, OperationRequest, Preview
 
 router: Final = ui_router()
@@ -78,10 +79,26 @@ async def _show(request: UiRequest, selection: Selection, found: Preview) -> Res
         fields += [("id", str(each)) for each in selection.job_ids]
     else:
         fields += [("all", "1"), *selection.given.fixed()]
-    back = "/jobs?" + selection.given.query()
+    handled = await _handled(request, found) if selection.kind is OperationKind.REQUEUE else {}
     return await request.page(
-        "bulk.html", selection=selection, found=found, fields=fields, back=back, default_rate=DEFAULT_RATE
+        "bulk.html",
+        selection=selection,
+        found=found,
+        fields=fields,
+        handled=handled,
+        back="/jobs?" + selection.given.query(),
+        default_rate=DEFAULT_RATE,
     )
+
+
+async def _handled(request: UiRequest, found: Preview) -> dict[str, bool]:
+    """Return whether a live worker handles each type of the sample, in the queue of its jobs."""
+    now = await request.reads.now()
+    alive = [each for each in await request.reads.workers() if is_alive(each, now)]
+    return {
+        job.type: any(job.queue in worker.queues and job.type in worker.types for worker in alive)
+        for job in found.sample
+    }
 
 
 def _selection(values: Callable[[str], Sequence[str]], now: datetime) -> Selection:

@@ -25,8 +25,10 @@ async def all_queues(reads: Reads) -> list[QueueFigures]:
     steps = steps_of(until - HOUR, until, MINUTE)
     found = []
     for each in queues:
-        values = fill(steps, {point.at: point.value for point in depths.get(each.name, ())})
-        found.append(queue_figures(each, workers, now, depths=[value or 0.0 for value in values]))
+        points = {point.at: point.value for point in depths.get(each.name, ())}
+        # The present minute has no depth before its first roll-up, which does not mean that nothing waits.
+        known = steps if steps[-1] in points else steps[:-1]
+        found.append(queue_figures(each, workers, now, depths=[value or 0.0 for value in fill(known, points)]))
     return sorted(found, key=lambda figures: figures.severity, reverse=True)
 
 

@@ -68,6 +68,8 @@ class JobStory:
     run: timedelta | None
     actions: tuple[str, ...]
     etag: str
+    is_early: bool
+    """Whether it waits for its due time, and can run now instead."""
 
 
 @router.get("/jobs/{job_id}")
@@ -180,11 +182,12 @@ async def requeue(request: UiRequest, job_id: JobParam) -> Response:
 
 @router.post("/jobs/{job_id}/reschedule")
 @requires_scope("jobs:control")
-async def reschedule(request: UiRequest, job_id: JobParam, at: str = "") -> Response:
-    """Change the due time or the priority of a waiting job. *at* is the time of an undo."""
+async def reschedule(request: UiRequest, job_id: JobParam, at: str = "", now: str = "") -> Response:
+    """Change the due time or the priority of a waiting job, or make it due *now*. *at* is the time of an undo."""
     before = (await request.api.store.get(JobId(job_id))).job
     priority = forms.whole_number(request.field("priority"), "priority")
-    given = {**({"scheduled_for": at} if at else _due(request)), "priority": priority}
+    due = {"scheduled_for": at} if at else {"delay": 0.0} if now else _due(request)
+    given = {**due, "priority": priority}
     if not any(each is not None for each in given.values()):
         forms.reject_form("give a delay or a priority")
     body = forms.checked(RescheduleBody, given)
@@ -239,6 +242,7 @@ def _story(job_id: JobId, inspector: Inspector) -> JobStory:
         run=run_time(found, now),
         actions=tuple(allowed_now(found)),
         etag=etag(found),
+        is_early=found.scheduled_for > now and "reschedule" in allowed_now(found),
     )
 
 

@@ -12,10 +12,11 @@ from taskharbor.api import actions
 from taskharbor.api.problems import not_found
 from taskharbor.api.requests import Key, NewKeyBody
 from taskharbor.api.routing import requires_scope
-from taskharbor.api_keys import ADMIN, SCOPES
+from taskharbor.api_keys import ADMIN
 from taskharbor.core.model import ApiKey
 from taskharbor.dashboard import forms
 from taskharbor.dashboard.routing import UiRequest, ui_router
+from taskharbor.dashboard.texts import SCOPE_TEXTS
 
 router: Final = ui_router()
 KeyParam = Annotated[Key, Path()]
@@ -36,7 +37,7 @@ async def keys(request: UiRequest) -> Response:
 @requires_scope(ADMIN)
 async def ask_new(request: UiRequest) -> Response:
     """Show the form of a new key."""
-    return await request.page("key_new.html", scopes=SCOPES)
+    return await request.page("key_new.html", scopes=SCOPE_TEXTS)
 
 
 @router.post("/keys/new")

@@ -13,6 +13,13 @@ listen();
 follow();
 const retry = document.querySelector("[data-retry]");
 if (retry) setTimeout(() => location.reload(), retry.dataset.retry * 1000);
-document.addEventListener("click", (e) => {
+if (navigator.clipboard) document.documentElement.dataset.copies = "";
+document.addEventListener("click", async (e) => {
+  const copy = e.target.closest("[data-copy]");
+  if (copy) {
+    const source = copy.dataset.copy || copy.parentElement.querySelector("code").textContent;
+    copy.textContent = await navigator.clipboard.writeText(source).then(() => "Copied", () => "Not allowed");
+    setTimeout(() => (copy.textContent = "Copy"), 2000);
+  }
   for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(e.target)) menu.open = false;
 });
