@@ -82,7 +82,17 @@ SERVICES: Final = [f"tests/cli/test_{each}.py" for each in ("health", "sqs", "sq
 TUTORIALS: Final = "tests/docs/test_tutorials.py"
 PAGES_OF_STORES: Final = [
     f"tests/dashboard/test_{each}.py"
-    for each in ("attention", "embedding", "foundation", "incidents", "reasons", "sessions")
+    for each in (
+        "attention",
+        "bulk_limits",
+        "embedding",
+        "foundation",
+        "incidents",
+        "large_stores",
+        "reasons",
+        "sessions",
+        "strips",
+    )
 ]
 KIT: Final = "tests/conformance/test_drivers.py"
 

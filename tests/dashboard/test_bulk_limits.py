@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -81,7 +82,7 @@ def test_an_operation_outlives_the_killed_api_that_took_its_form(tmp_path: Path)
             operation = replay(site, client, rate=RATE)
 
         wait_until(lambda: stored(site, operation).done > 0)
-        api.kill()
+        api.send_signal(signal.SIGKILL)
         at_kill = stored(site, operation)
         wait_until(lambda: not stored(site, operation).state.is_open)
 
@@ -92,9 +93,7 @@ def test_an_operation_outlives_the_killed_api_that_took_its_form(tmp_path: Path)
     assert sorted(again) == sorted(jobs)
 
 
-def test_a_stopped_operation_changes_nothing_after_two_seconds(
-    site: UiSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_operation_changes_nothing_after_two_seconds(site: UiSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.dashboard.pages.bulk.START_DELAY", timedelta(0))
     jobs = kill_jobs(site, JOBS)
     with site.http(follow_redirects=True) as client, running(site) as runner:

@@ -181,7 +181,9 @@ def test_a_command_without_jinja2_serves_no_dashboard_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.setattr("taskharbor.cli.dashboard.find_spec", lambda name: None if name == "jinja2" else find_spec(name))
+    monkeypatch.setattr(
+        "taskharbor.cli.dashboard.find_spec", lambda name: None if name == "jinja2" else find_spec(name)
+    )
     with caplog.at_level("INFO", "taskharbor.api"):
         parts = DashboardOptions(is_on=True, read_only=False, label=None).parts()
 

@@ -52,7 +52,9 @@ def test_counts_over_15_seconds_old_are_pointed_out_until_updated() -> None:
             roll_up(site)
             wait_until(lambda: strips(site) == [])
 
-    assert re.fullmatch(r"Counts and charts are [\d.]+ s old: workers and janitors update them, and none is live\.", strip)
+    assert re.fullmatch(
+        r"Counts and charts are [\d.]+ s old: workers and janitors update them, and none is live\.", strip
+    )
 
 
 def test_a_schema_behind_the_code_is_pointed_out_until_migrated(monkeypatch: pytest.MonkeyPatch) -> None:

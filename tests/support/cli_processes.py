@@ -34,7 +34,7 @@ class Started:
 
     def __init__(self, process: subprocess.Popen[str], file: Path) -> None:
         self._process, self._file = process, file
-        self.send_signal, self.wait, self.poll, self.kill = process.send_signal, process.wait, process.poll, process.kill
+        self.send_signal, self.wait, self.poll = process.send_signal, process.wait, process.poll
 
     def log(self) -> str:
         return self._file.read_text()

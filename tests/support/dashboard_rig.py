@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
-    from fastapi import FastAPI
-
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
     from taskharbor.drivers.base import Driver

@@ -59,8 +59,8 @@ def serve(
     If the store has a valid key, every request needs one. Without any key, only requests from this machine
     are accepted, and every local user has full access (for development) until the first key is created. *registry* is
     exported by ``/metrics``. If *read_only*, nothing can be changed. *parts* are those of `create_app`. *root_path* is
-    the prefix that a proxy removes. *forwarded_allow_ips* are the proxies whose ``X-Forwarded`` headers are believed, in
-    uvicorn's form; by default only those of this machine.
+    the prefix that a proxy removes. *forwarded_allow_ips* are the proxies whose ``X-Forwarded`` headers are believed,
+    in uvicorn's form; by default only those of this machine.
     """
     check_codec(harbor.driver.inspector.settings().get(CODEC_SETTING, codec_name(harbor.codec)), harbor.codec)
     has_keys = has_valid_key(harbor.driver.inspector)

@@ -70,7 +70,7 @@ async def start(request: UiRequest) -> Response:
         reject_form(f"type the number of jobs, {found.matched}, to purge them; nothing was changed")
     operation, _ = await actions.create_operation(request, wanted, found, starts_in=START_DELAY)
     path = f"/operations/{operation.id}"
-    return request.redirect(path, f"The {selection.kind} starts in 5 s.", undo=f"{path}/stop")
+    return request.redirect(path, f"The {selection.kind} starts in 5 s. Until then, it can be undone here.")
 
 
 async def _show(request: UiRequest, selection: Selection, found: Preview) -> Response:

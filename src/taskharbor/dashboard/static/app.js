@@ -11,6 +11,9 @@ openDialogs();
 suggest();
 listen();
 follow();
+// A message without a button is read soon, and may be outdated soon.
+const note = document.querySelector(".note:not(:has(button))");
+if (note) setTimeout(() => note.remove(), 8000);
 const retry = document.querySelector("[data-retry]");
 if (retry) setTimeout(() => location.reload(), retry.dataset.retry * 1000);
 if (navigator.clipboard) document.documentElement.dataset.copies = "";
