@@ -94,6 +94,7 @@ PAGES_OF_STORES: Final = [
         "strips",
     )
 ]
+SCREENS: Final = [f"tests/dashboard/test_{each}.py" for each in ("screens", "walks")]
 KIT: Final = "tests/conformance/test_drivers.py"
 
 
@@ -131,7 +132,8 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "cli": pytest("tests/cli", without=[*DEV, *SERVICES]),
         "stops": pytest(*STOPS),
         "previous": pytest("tests/conformance", without=[KIT]),
-        "dashboard": pytest("tests/dashboard", without=PAGES_OF_STORES),
+        "dashboard": pytest("tests/dashboard", without=[*PAGES_OF_STORES, *SCREENS]),
+        "dashboard-screens": pytest(*SCREENS),
         "dashboard-http": pytest(*PAGES_OF_STORES),
         "dev": pytest(*DEV),
         "delivery": pytest("tests/delivery"),

@@ -33,7 +33,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "TASKHARBOR_LOG_LEVEL": "the lowest level of log lines: `--log-level`",
         "TASKHARBOR_SQS_PREFIX": "the prefix of the names of all SQS queues",
         "TASKHARBOR_TRACING": "whether spans are made for OpenTelemetry: a boolean",
-        "FORWARDED_ALLOW_IPS": "the proxies that the API believes, as for uvicorn and gunicorn: `--forwarded-allow-ips`",
+        "FORWARDED_ALLOW_IPS": "the proxies that the API believes: `--forwarded-allow-ips`, as for uvicorn",
         "AWS_REGION": "the region of SQS",
         "AWS_DEFAULT_REGION": "the same, if `AWS_REGION` is not set",
         "NO_COLOR": "set to any text: no colors on a terminal",
