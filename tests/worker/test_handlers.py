@@ -38,6 +38,16 @@ if TYPE_CHECKING:
 MINE: Final[ContextVar[str]] = ContextVar("mine", default="untouched")
 
 
+def test_each_job_is_run_by_the_handler_of_its_type(driver: Driver) -> None:
+    ran: list[tuple[str, str]] = []
+    types = ("mail.send", "mail.send.late", "mail")
+    jobs = {enqueue(driver, job_type): job_type for job_type in types}
+
+    drained(driver, {each: lambda job, each=each: ran.append((each, jobs[job.id])) for each in types})
+
+    assert sorted(ran) == sorted((job_type, job_type) for job_type in types)
+
+
 def _sync(job: Job) -> list[Any]:
     return ["sync", job.data]
 
