@@ -78,6 +78,13 @@ def test_every_column_of_the_jobs_table_has_its_type_and_its_default(db: psycopg
     assert {name: rest for name, *rest in rows if name in COLUMNS} == {name: [*rest] for name, rest in COLUMNS.items()}
 
 
+def test_no_sequence_ends_within_the_life_of_a_store(db: psycopg.Connection) -> None:
+    sequences = db.execute("SELECT sequencename, data_type::text, cycle FROM pg_sequences").fetchall()
+
+    assert sequences
+    assert {(kind, cycles) for _, kind, cycles in sequences} == {("bigint", False)}
+
+
 @pytest.mark.parametrize(("source", "target"), [*product(Status, Status)])
 def test_raw_sql_makes_exactly_the_moves_of_the_transition_table(
     source: Status, target: Status, db: psycopg.Connection

@@ -9,6 +9,7 @@ from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+import psycopg
 import pytest
 
 from taskharbor.core.errors import SchemaOutOfDate
@@ -164,6 +165,36 @@ def test_behind_a_pooler_listen_is_disabled_and_waiting_uses_no_cpu(url: str, ca
         assert (was_notified, round(time.monotonic() - start)) == (False, 1)
         assert time.thread_time() - cpu_start < 0.2
     assert "LISTEN disabled behind a pooler; polling" in caplog.text
+
+
+def test_a_connection_cut_many_times_in_a_row_leaves_one_listener_that_is_notified(
+    url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "RECONNECT_SECONDS", 0.001)
+    with (
+        Proxy(url) as proxy,
+        closing(PostgresDriver(proxy.url)) as cut,
+        closing(cut.listen(["default"])) as listener,
+        psycopg.connect(url, autocommit=True) as db,
+    ):
+        for _ in range(20):
+            before = connection_of(cut)
+            proxy.reset()
+            wait_until(lambda before=before: connection_of(cut) not in {None, before})  # type: ignore[misc]
+        # The server notices the end of a connection a moment later.
+        wait_until(lambda: [*db.execute(_LISTENERS)] == [(1,)])
+        wait_until(lambda: not listener.wait(SHORT))
+        driver.insert([new_job()])
+
+        assert listener.wait(DEADLINE)
+
+
+_LISTENERS: Final = """
+    SELECT count(*)
+      FROM pg_stat_activity
+     WHERE datname = current_database()
+       AND (query LIKE 'LISTEN%%' OR query LIKE 'SELECT pg_notify%%transaction_read_only%%')
+"""
 
 
 def test_a_notify_that_fails_once_works_the_next_time(
