@@ -16,7 +16,7 @@ from taskharbor import Client, JobRequest
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.states import Status
-from taskharbor.drivers.sqlite import SqliteDriver
+from taskharbor.drivers.sqlite import SqliteDriver, pool
 from taskharbor.drivers.sqlite.notify import socket_dir
 from taskharbor.drivers.sqlite.pool import SqlitePool
 from taskharbor.worker import Worker
@@ -164,3 +164,46 @@ def test_a_handlers_long_write_transaction_is_reported_before_leases_are_lost(
 
         assert driver.inspector.get([job_id])[job_id].attempt_count == 1
     assert "a handler's own write transaction, has held the write lock for too long" in caplog.text
+
+
+def _move_backup(backup: Path, file: Path) -> None:
+    """Replace the files of a store, as a person does who restores a backup while workers run."""
+    for end in ("-wal", "-shm"):
+        file.with_name(f"{file.name}{end}").unlink(missing_ok=True)
+    backup.rename(file)
+
+
+@pytest.fixture
+def _file_is_always_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "FILE_CHECK_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("_file_is_always_checked")
+def test_a_restored_backup_is_used_in_place_of_the_old_file(file: Path) -> None:
+    backup = file.with_name("backup.db")
+    SqliteDriver(backup).close()
+
+    with closing(SqliteDriver(file)) as driver:
+        old = Client(driver).enqueue(JobRequest(type="greet")).id
+        with driver._connections.read():  # noqa: SLF001  a connection that is in use meanwhile
+            _move_backup(backup, file)
+            new = Client(driver).enqueue(JobRequest(type="greet")).id
+        with closing(SqliteDriver(file)) as other:
+            stored = other.inspector.get([old, new])
+        seen = [[*driver.inspector.get([old, new])] for _ in range(3)]
+
+    assert [*stored] == [new]
+    assert seen == [[new]] * 3
+
+
+@pytest.mark.usefixtures("_file_is_always_checked")
+def test_a_file_that_was_removed_is_reported_and_not_created_again(file: Path) -> None:
+    with closing(SqliteDriver(file)) as driver:
+        Client(driver).enqueue(JobRequest(type="greet"))
+        file.unlink()
+
+        for call in (lambda: Client(driver).enqueue(JobRequest(type="greet")), driver.inspector.schedules):
+            with pytest.raises(StoreUnavailable, match="removed while it was in use"):
+                call()
+
+    assert not file.exists()

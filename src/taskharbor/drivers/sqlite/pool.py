@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from taskharbor.core.clocks import Clock
 
+    FileIdentity = tuple[int, int]
+    """The device and the inode of a file."""
+
 
 class SqlExecutor(Protocol):
     """Runs statements: the driver's own connection, or a joined one."""
@@ -35,6 +38,9 @@ class SqlitePool:
     first wait for a lock of the pool, and only processes compete for the file. Since one thread writes at a
     time, the pool itself is the context manager: a generator would cost a single job 2 µs in each call.
     Every wait has a deadline.
+
+    Once in a second a call checks whether the path still leads to the open file. If a backup was moved there, the
+    connections are replaced: those to the old file would claim nothing new, and what they store would be lost.
     """
 
     def __init__(self, path: Path, *, clock: Clock | None, deadline: timedelta, synchronous: str) -> None:
@@ -55,6 +61,8 @@ class SqlitePool:
         self._none_urgent = threading.Event()
         self._is_file_locked = False
         self._is_closed = False
+        self._file: FileIdentity | None = None
+        self._check_file_at = 0.0
         self._pid = os.getpid()  # last: threads that see it also see the other attributes
 
     def now(self) -> int:
@@ -90,7 +98,7 @@ class SqlitePool:
         except sqlite3.Error as refused:
             error = refused
         finally:
-            if pooled.connection.in_transaction or self._is_closed:
+            if pooled.connection.in_transaction or self._is_closed or pooled.file != self._file:
                 self._end()
             else:
                 self._writer = None
@@ -117,6 +125,8 @@ class SqlitePool:
         """Begin a transaction, and read the time under the write lock, so that times follow the order of commits."""
         try:
             self.statements += 1
+            if time.monotonic() >= self._check_file_at:
+                self._check_file()
             try:
                 pooled = self._writer = self._idle.pop()
             except IndexError:
@@ -172,21 +182,42 @@ class SqlitePool:
     def close(self) -> None:
         """Close idle connections now, and each one in use when it is released."""
         self._is_closed = True
-        while self._idle:
-            self._idle.pop().connection.close()
+        self._close_idle()
 
     def _acquire_connection(self) -> PooledConnection:
         if self._pid != os.getpid():
             self._reset()
         if self._is_closed:
             raise StoreUnavailable(f"{self.path}: {_CLOSED}")  # noqa: TRY003  it says which file
+        if time.monotonic() >= self._check_file_at:
+            self._check_file()
         try:
             return self._idle.pop()
         except IndexError:
-            return PooledConnection(self._open())
+            self._check_file()  # no new file may be created in place of one that was removed
+            connection = self._open()
+            identity = file_identity(self.path)
+            self._file = self._file or identity
+            return PooledConnection(connection, identity)
+
+    def _check_file(self) -> None:
+        """Close the connections if the path leads to another file now."""
+        if self._file is None:
+            return  # none was opened yet
+        identity = file_identity(self.path)
+        self._check_file_at = time.monotonic() + FILE_CHECK_SECONDS
+        if identity != self._file:
+            self._file = identity
+            # SQLite leaves the files beside it alone when it closes a file that was moved.
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):  # not checked before: another thread may pop the last one in between
+            while True:
+                self._idle.pop().connection.close()
 
     def _release_connection(self, pooled: PooledConnection) -> None:
-        if self._is_closed:
+        if self._is_closed or pooled.file != self._file:
             pooled.connection.close()
         else:
             self._idle.append(pooled)
@@ -216,11 +247,21 @@ class SqlitePool:
 class PooledConnection:
     """A connection, and the ``execute`` of one of its cursors: `Connection.execute` creates a cursor for each call."""
 
-    __slots__ = ("connection", "run")
+    __slots__ = ("connection", "file", "run")
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, file: FileIdentity) -> None:
         self.connection = connection
+        self.file = file
         self.run = connection.cursor().execute
+
+
+def file_identity(path: Path) -> FileIdentity:
+    """Return what distinguishes the file at *path* from others before it. Raise `StoreUnavailable` if there is none."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise StoreUnavailable(f"{path}: {_REMOVED} ({error.strerror})") from error  # noqa: TRY003  it says which file
+    return found.st_dev, found.st_ino
 
 
 def create_private(path: Path) -> None:
@@ -233,6 +274,8 @@ def create_private(path: Path) -> None:
 
 
 FILE_MODE: Final = 0o600
+FILE_CHECK_SECONDS: Final = 1.0
+_REMOVED: Final = "removed while it was in use; restore it from a backup"
 _LOCKED_BY_THREADS: Final = "other threads of this process have held the write lock for too long; try again"
 _LOCKED_BY_OTHERS: Final = (
     "another process, or a handler's own write transaction, has held the write lock for too long; "
