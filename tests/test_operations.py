@@ -381,3 +381,18 @@ def test_an_operation_that_no_store_could_perform_is_refused(kind: OperationKind
         start(rig.driver, kind, options=OperationOptions(**options))
 
     assert rig.driver.operations.recent(limit=1) == []
+
+
+def test_the_end_of_an_operation_whose_reply_was_lost_is_in_the_audit_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    make_dead(rig.driver, 1)
+    operation = start(rig.driver)
+    perform = rig.driver.operations.perform
+    monkeypatch.setattr(rig.driver.operations, "perform", lambda step: perform(step) and None)
+
+    rig.runner().tick()
+    rig.runner().tick()
+
+    assert rig.operation(operation).state is OperationState.DONE
+    entries = [entry.action for entry in rig.driver.inspector.audit(limit=10) if entry.target == str(operation.id)]
+    assert sorted(entries) == ["operations.create", "operations.end"]

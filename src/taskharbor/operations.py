@@ -299,6 +299,9 @@ class OperationRunner:
                 self._driver, step.job_ids, give_up=f"purged by {operation.by}" if operation.options.gives_up else None
             )
         after = self._driver.operations.perform(step)
+        if after is None:  # by another process, or here, and the reply was lost: the audit entry of its end has one id
+            found = self._driver.operations.get([operation.id]).get(operation.id)
+            after = found if found is not None and found.step == operation.step + 1 else None
         if after is not None and after.state is OperationState.DONE:
             self._report_end(after, step)
 
