@@ -196,6 +196,35 @@ def test_a_job_runs_again_while_its_old_handler_still_runs_in_the_same_worker(dr
     assert (lost, shown, gone) == (1, True, True)
 
 
+@IN_MEMORY
+def test_a_job_runs_again_though_its_async_handler_ignores_its_cancellation(driver: Driver) -> None:
+    may_end, tokens, cancellations = threading.Event(), list[Any](), list[bool]()
+
+    async def run(_job: Job, ctx: Context) -> str:
+        tokens.append(ctx.token)
+        if len(tokens) > 1:
+            return "of the second"
+        while not may_end.is_set():
+            try:
+                await asyncio.sleep(BRIEF.total_seconds())
+            except asyncio.CancelledError:  # as a loop does that catches everything and tries again
+                cancellations.append(True)
+        return "of the first"
+
+    with running_worker(driver, {"run": run}, lease=SECOND, concurrency=4) as worker:
+        job_id = enqueue(driver, "run", timeout=BRIEF)
+        job = ended(driver, job_id)
+        lost = worker.lost_slots
+        shown = _lost_slots_shown(driver, 1)
+        may_end.set()
+        wait_until(lambda: worker.lost_slots == 0)
+
+    assert tokens[0] != tokens[1]
+    assert (job.status, job.attempt_count, job.result) == (Status.SUCCEEDED, 2, b'"of the second"')
+    assert _outcomes(driver, job_id) == [AttemptOutcome.LOST]
+    assert (lost, shown, bool(cancellations)) == (1, True, True)
+
+
 def _lost_slots_shown(driver: Driver, count: int) -> bool:
     wait_until(lambda: [worker.lost_slots for worker in driver.inspector.workers()] == [count])
     return True

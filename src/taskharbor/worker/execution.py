@@ -81,7 +81,7 @@ class Execution:
         self.thread: int | None = None
         self.is_timed_out = False
         self.span: AttemptSpan | None = None  # with tracing only
-        self.is_slot_lost = False  # its sync handler still runs one lease after its timeout
+        self.is_slot_lost = False  # its handler still runs one lease after its timeout
         self.stop_reason: StopReason | None = None
         self._stop: Callable[[], None] | None = None
 

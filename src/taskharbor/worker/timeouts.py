@@ -29,9 +29,10 @@ MIN_PAUSE_SECONDS: Final = 0.001
 class TimeoutMonitor:
     """Asks attempts to stop at their timeout. An async handler is canceled; a sync handler cannot be.
 
-    A sync handler that still runs at its timeout is logged with the stack of its thread. One lease
-    later its slot is lost until the handler returns: the job's lease is no longer extended, so
-    that another worker can reclaim the job. A worker that has lost half of its slots stops itself.
+    A sync handler that still runs at its timeout is logged with the stack of its thread. If it still runs one lease
+    later, or an async handler does, which has ignored its cancellation, its slot is lost until the handler returns:
+    the job's lease is no longer extended, so that another worker can reclaim the job. A worker that has lost half of
+    its slots stops itself.
     """
 
     def __init__(
@@ -62,11 +63,7 @@ class TimeoutMonitor:
                 continue
             if not execution.is_timed_out:
                 self._time_out(execution)
-            if (
-                now >= execution.times_out_at + self._lease_seconds
-                and execution.thread is not None
-                and not execution.is_slot_lost
-            ):
+            if now >= execution.times_out_at + self._lease_seconds and not execution.is_slot_lost:
                 self._lose_slot(execution, now - execution.times_out_at)
 
     def pauses(self, executions: Iterable[Execution], now: float) -> list[float]:
@@ -78,16 +75,17 @@ class TimeoutMonitor:
             )
             for execution in executions
             if execution.times_out_at is not None and not execution.is_settling
-            if not execution.is_timed_out or (execution.thread is not None and not execution.is_slot_lost)
+            if not execution.is_slot_lost
         ]
 
     def ended(self, execution: Execution) -> None:
         """Count the slot of *execution* as free again if its handler has returned."""
         if execution.is_slot_lost and execution.thread is None:
             execution.is_slot_lost = False
-            text = "job %s (%s): its handler returned; its slot is free again"
-            job = execution.claim.job
-            _LOG.warning(text, job.id, job.type, extra=job_fields(job))
+            if not self._stop.is_set:  # a stop does not wait for an async handler
+                text = "job %s (%s): its handler returned; its slot is free again"
+                job = execution.claim.job
+                _LOG.warning(text, job.id, job.type, extra=job_fields(job))
             self._loops.wake("worker-heartbeat")  # to record how many slots are lost
 
     def _time_out(self, execution: Execution) -> None:
