@@ -14,7 +14,7 @@ from taskharbor.core.results import Skipped
 from taskharbor.delivery.transport import TransportUnavailable
 from taskharbor.testing.simulation.history import COMMITTED, RECLAIMING_VERBS, DriverCall, RowChange
 from taskharbor.testing.simulation.queue_service import QUEUE_CALLS
-from taskharbor.testing.simulation.workloads import SYNC
+from taskharbor.testing.simulation.workloads import UNSTOPPABLE
 from taskharbor.testing.simulation.world import CLOCK_DRIFT_FRACTION, EPOCH, ProcessKilled, short_name
 
 if TYPE_CHECKING:
@@ -318,8 +318,8 @@ class FaultyStore:
             self._history.add_violation(f"{what}, though it could have extended it")
 
     def _is_abandoned(self, job: Job, token: Token, since: float) -> bool:
-        """Return whether a sync handler did not return, and its lease was extended for a lease after its timeout."""
-        if job.type not in SYNC or job.timeout is None:
+        """Return whether a handler did not return, and its lease was extended for a lease after its timeout."""
+        if job.type not in UNSTOPPABLE or job.timeout is None:
             return False
         abandoned_at = since + job.timeout.total_seconds() * (1 - 2 * CLOCK_DRIFT_FRACTION) + self._faults.lease
         return self._extended_at[job.id, token] > abandoned_at - self._faults.lease / 2

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SLICE_SECONDS: Final = 0.25
 SLOT_LOST_SECONDS: Final = 7.0
-"""Time after the timeout of a sync handler in which its slot must count as lost: a lease, plus 2 s for delays."""
+"""Time after the timeout of a handler in which its slot must count as lost: a lease, plus 2 s for delays."""
 BACKOFF: Final = Exponential(base=timedelta(seconds=0.5), cap=timedelta(seconds=4))
 POLICY: Final = RetryPolicy(backoff=BACKOFF)
 STOPPABLE: Final = frozenset({"quick", "slow", "flaky", "failing", "snoozing", "endless", "cancels_itself"})
@@ -33,6 +33,8 @@ UNKNOWN: Final = "unknown"
 STUCK: Final = "stuck"
 SYNC: Final = frozenset({"plain", "plain_slow", "deaf", STUCK})
 """The kinds whose return after the timeout does not count as success."""
+UNSTOPPABLE: Final = SYNC | {"stubborn"}
+"""The kinds that may run on after their timeout, so that their slots are lost."""
 NEVER_RETURNS: Final = 3
 """The value of ``n`` in the payload of a stuck job that never returns."""
 STATELESS: Final = ("quick", "plain", "unstorable", "exits", "hopeless", "called_off", "cancels_itself", "failing")
@@ -69,12 +71,12 @@ class HandlerMonitor:
         return sum(1 for other, _, _ in self.running.values() if other is process)
 
     def lost_slots(self, process: Process) -> int:
-        """Return how many sync handlers of an undisturbed process run far longer than their timeout."""
+        """Return how many handlers of an undisturbed process run far longer than their timeout."""
         now = self._history.world.now
         return sum(
             1
             for (job_id, _), (other, began, kind) in self.running.items()
-            if other is process and kind in SYNC and not process.is_disturbed(began)
+            if other is process and kind in UNSTOPPABLE and not process.is_disturbed(began)
             if (timeout := self._timeouts.get(job_id)) is not None and now > began + timeout + SLOT_LOST_SECONDS
         )
 
