@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.support.browser import tour
+from tests.support.dashboard_rig import beat
 
 if TYPE_CHECKING:
     from tests.support.browser import Screen
@@ -45,4 +46,6 @@ PAGES: Final = {
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_accessible_and_well_laid_out(seeded: UiSite, screen: Screen, name: str) -> None:
     assert seeded.url == screen.url
+    beat(seeded)  # all pages take a minute; a worker is silent after 30 s
+
     assert tour(screen, name, PAGES[name].format(**seeded.jobs)) == []

@@ -182,10 +182,17 @@ def _tally(site: UiSite, busy: int) -> None:
     site.driver.maintenance.record_statistics(tallies, version=version)
 
 
+def beat(site: UiSite) -> None:
+    """Record the heartbeats of the two workers of `seed`."""
+    since = site.driver.inspector.now() - timedelta(hours=3)
+    site.worker("web-1", queues=("default", "mail"), busy_slots=2, started_at=since)
+    types = ("email.send", "img.resize")
+    site.worker("web-2", queues=("mail", "images"), types=types, concurrency=8, started_at=since)
+
+
 def seed(site: UiSite) -> dict[str, JobId]:
     """Fill a store with jobs in every state, two live workers, dead letters and a paused queue."""
-    site.worker("web-1", queues=("default", "mail"), busy_slots=2)
-    site.worker("web-2", queues=("mail", "images"), types=("email.send", "img.resize"), concurrency=8)
+    beat(site)
     [retry] = site.enqueue("email.send", queue="mail", max_attempts=8, priority=-5)
     site.settle(site.claim("mail"), Outcome.retry(after=timedelta(seconds=41), failure=SMTP_ERROR))
     done = site.enqueue("email.send", 3, queue="mail", priority=-5)

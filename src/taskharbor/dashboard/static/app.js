@@ -14,6 +14,7 @@ follow();
 // A message without a button is read soon, and may be outdated soon.
 const note = document.querySelector(".note:not(:has(button))");
 if (note) setTimeout(() => note.remove(), 8000);
+document.querySelector(".nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 const retry = document.querySelector("[data-retry]");
 if (retry) setTimeout(() => location.reload(), retry.dataset.retry * 1000);
 if (navigator.clipboard) document.documentElement.dataset.copies = "";
