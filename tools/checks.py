@@ -82,18 +82,9 @@ SERVICES: Final = [f"tests/cli/test_{each}.py" for each in ("health", "sqs", "sq
 TUTORIALS: Final = "tests/docs/test_tutorials.py"
 PAGES_OF_STORES: Final = [
     f"tests/dashboard/test_{each}.py"
-    for each in (
-        "attention",
-        "bulk_limits",
-        "embedding",
-        "foundation",
-        "incidents",
-        "large_stores",
-        "reasons",
-        "sessions",
-        "strips",
-    )
+    for each in ("attention", "embedding", "foundation", "reasons", "sessions", "strips")
 ]
+INCIDENTS: Final = [f"tests/dashboard/test_{each}.py" for each in ("bulk_limits", "incidents", "large_stores")]
 SCREENS: Final = [f"tests/dashboard/test_{each}.py" for each in ("screens", "walks")]
 KIT: Final = "tests/conformance/test_drivers.py"
 
@@ -132,9 +123,10 @@ GROUPS: Final[Mapping[str, Sequence[Sequence[str]]]] = MappingProxyType(
         "cli": pytest("tests/cli", without=[*DEV, *SERVICES]),
         "stops": pytest(*STOPS),
         "previous": pytest("tests/conformance", without=[KIT]),
-        "dashboard": pytest("tests/dashboard", without=[*PAGES_OF_STORES, *SCREENS]),
+        "dashboard": pytest("tests/dashboard", without=[*PAGES_OF_STORES, *INCIDENTS, *SCREENS]),
         "dashboard-screens": pytest(*SCREENS),
         "dashboard-http": pytest(*PAGES_OF_STORES),
+        "dashboard-incidents": pytest(*INCIDENTS),
         "dev": pytest(*DEV),
         "delivery": pytest("tests/delivery"),
         "plans": pytest(PLANS),
