@@ -89,7 +89,9 @@ class Client:
         self._attempts = int(max_attempts)
         self._now: Callable[[], datetime] = partial(datetime.now, UTC) if clock is None else clock.now
         self._ids = ids
-        self._call_hooks = HookCaller(hooks, _LOG, catches=Exception) if hooks else None
+        self.hooks: Final = tuple(hooks)
+        self.call_hooks: Final = HookCaller(hooks, _LOG, catches=Exception)
+        self._call_hooks = self.call_hooks if hooks else None
         self._group_commits: bool = getattr(driver, "group_commits", False)
         self._group_commit = GroupCommit(driver.insert)
         self._key_locks = KeyLocks()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from taskharbor.cancellation import report_canceled
 from taskharbor.core.durations import Duration, as_timedelta
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.hooks import ClockJumped, JobDead, LeasesExpired
@@ -186,7 +187,7 @@ class Janitor:
         self._check_at = dict.fromkeys(self._duties, 0.0)
         self._scheduler = scheduler
         self._fire_at = 0.0
-        self._operations = OperationRunner(driver, runtime.monotonic, self._failures)
+        self._operations = OperationRunner(driver, runtime.monotonic, self._failures, call_hooks=self._call_hooks)
         self._operate_in = IDLE
         self._failed = False
         self.problem = "no duty has been checked yet"
@@ -263,6 +264,7 @@ class Janitor:
                 _LOG.warning("leases expired; jobs reclaimed: %d", len(expired))
                 if self._call_hooks:
                     self._call_hooks(LeasesExpired(job_ids=[each.job_id for each in expired]))
+                report_canceled([each.cancellation for each in expired], self._call_hooks)
             is_full = len(expired) == STORE_BATCH
 
     def _bury(self) -> None:

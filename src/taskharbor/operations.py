@@ -13,6 +13,7 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from taskharbor.cancellation import report_canceled
 from taskharbor.core.errors import InvalidRequest, OperationConflict, OperationNotFound, Problem, StoreUnavailable
 from taskharbor.core.ids import Token, new_token
 from taskharbor.core.model import AuditEntry
@@ -32,6 +33,7 @@ from taskharbor.core.request import validate_change
 from taskharbor.core.states import Status
 from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.observability.failure_log import FailureLog
+from taskharbor.observability.hook_caller import NO_HOOKS
 from taskharbor.outbox import close_events
 from taskharbor.runtime import NO_PAUSE
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from taskharbor.core.model import JobSummary
     from taskharbor.core.results import JobFilter
     from taskharbor.drivers.base import Driver
+    from taskharbor.observability.hook_caller import HookCaller
 
 _LOG: Final = logging.getLogger("taskharbor.janitor")
 START_DELAY: Final = timedelta(seconds=5)
@@ -244,10 +247,18 @@ class OperationRunner:
     ``errors`` has the last error of each such operation.
     """
 
-    def __init__(self, driver: Driver, monotonic: Callable[[], float], failures: FailureLog | None = None) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        monotonic: Callable[[], float],
+        failures: FailureLog | None = None,
+        *,
+        call_hooks: HookCaller = NO_HOOKS,
+    ) -> None:
         self._driver = driver
         self._monotonic = monotonic
         self._failures = failures or FailureLog(_LOG)
+        self._call_hooks = call_hooks
         self._turn_ends_at = 0.0
         self._retry_at: dict[OperationId, float] = {}
         self.errors: dict[OperationId, Exception] = {}
@@ -298,8 +309,11 @@ class OperationRunner:
             close_events(
                 self._driver, step.job_ids, give_up=f"purged by {operation.by}" if operation.options.gives_up else None
             )
-        after = self._driver.operations.perform(step)
-        if after is None:  # by another process, or here, and the reply was lost: the audit entry of its end has one id
+        performed = self._driver.operations.perform(step)
+        if performed is not None:
+            report_canceled(performed.canceled, self._call_hooks)
+            after: Operation | None = performed.operation
+        else:  # by another process, or here, and the reply was lost: the audit entry of its end has one id
             found = self._driver.operations.get([operation.id]).get(operation.id)
             after = found if found is not None and found.step == operation.step + 1 else None
         if after is not None and after.state is OperationState.DONE:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
+from taskharbor.cancellation import cancel_jobs
 from taskharbor.core.durations import Duration, as_timedelta
 from taskharbor.core.errors import (
     CallNotReadable,
@@ -33,6 +34,7 @@ from taskharbor.task_options import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from taskharbor.client import Client
     from taskharbor.core.codec import Codec
     from taskharbor.core.flat_calls import FlatShape
     from taskharbor.core.ids import JobId
@@ -61,6 +63,10 @@ class TaskBackend(Protocol):
     @property
     def driver(self) -> Driver:
         """The store."""
+
+    @property
+    def client(self) -> Client:
+        """The client, which has the hooks."""
 
     @property
     def codec(self) -> Codec:
@@ -375,7 +381,7 @@ class Handle(Generic[R_co]):
         A job that waits is canceled immediately. A running handler is asked to stop, and the job is canceled
         when it does. Raises `JobNotFound`.
         """
-        [answer] = self._backend.driver.cancel([self.id])
+        [answer] = cancel_jobs(self._backend.driver, [self.id], self._backend.client.call_hooks)
         if isinstance(answer, JobNotFound):
             raise answer
         return not isinstance(answer, TaskHarborError)

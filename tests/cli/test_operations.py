@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from taskharbor import Status
 from taskharbor.cli import operations_view
 from taskharbor.cli.main import ExitCode
+from taskharbor.core.hooks import JobCanceled
+from taskharbor.core.model import WorkerRecord
+from taskharbor.observability.hook_caller import HookCaller
 from taskharbor.operations import OperationRunner
 from taskharbor.operations import stop as stop_operation
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taskharbor.core.hooks import HookEvent
     from tests.support.console import Console
 
 
@@ -182,3 +190,69 @@ def test_the_error_of_its_own_operation_ends_the_command(console: Console, monke
 
     assert said.code == ExitCode.FAILURE
     assert "out of range" in said.err
+
+
+def with_live_worker(console: Console) -> None:
+    record = WorkerRecord(
+        id="w-1",
+        host="box",
+        pid=7,
+        queues=("default",),
+        types=("greet",),
+        concurrency=4,
+        started_at=console.driver.inspector.now(),
+    )
+    console.driver.maintenance.record_worker(record)
+
+
+def test_steps_are_left_to_live_workers_whose_hooks_report_them(
+    any_console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_live_worker(any_console)
+    job_id = any_console.enqueue()
+    events: list[HookEvent] = []
+    call_hooks = HookCaller([events.append], logging.getLogger("taskharbor"))
+    other = OperationRunner(any_console.driver, time.monotonic, call_hooks=call_hooks)
+    monkeypatch.setattr(operations_view, "wait", lambda _length: other.tick())
+
+    said = any_console("jobs", "cancel", "--all", "--yes", "--start-in", "0s")
+
+    assert (said.code, said.out) == (ExitCode.OK, "canceled 1 of 1\n")
+    assert events == [JobCanceled(job_id=job_id, type="greet", queue="default")]
+
+
+def test_steps_that_live_workers_do_not_perform_are_performed_by_the_command(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_live_worker(console)
+    console.enqueue()
+    monkeypatch.setattr(operations_view, "PATIENCE", timedelta(milliseconds=1))
+
+    said = console("jobs", "cancel", "--all", "--yes", "--start-in", "0s")
+
+    assert (said.code, said.out) == (ExitCode.OK, "canceled 1 of 1\n")
+
+
+@pytest.mark.parametrize("by_filter", [False, True])
+def test_the_hooks_of_a_named_app_get_the_jobs_that_a_command_cancels(
+    console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_filter: bool
+) -> None:
+    app = tmp_path / "hooked_app.py"
+    app.write_text(HOOKED_APP)
+    monkeypatch.chdir(tmp_path)
+    job_id = console.enqueue()
+    words = ["--all", "--yes", "--start-in", "0s"] if by_filter else [str(job_id)]
+
+    without = console("jobs", "cancel", str(console.enqueue()))
+    said = console("jobs", "cancel", *words, "--app", "hooked_app.py")
+
+    assert "hook" not in without.err + without.out
+    assert said.code == ExitCode.OK
+    assert f"hook: {job_id}" in said.out + said.err
+
+
+HOOKED_APP: Final = """
+from taskharbor import Harbor
+
+harbor = Harbor("memory://", hooks=[lambda event: print("hook:", event.job_id)])
+"""

@@ -47,6 +47,7 @@ FOLDERS: Final = {
         "schedules/",
         "observability/",
         "testing/",
+        "cancellation",
         "client",
         "crypto",
         "enqueuer",

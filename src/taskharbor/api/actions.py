@@ -17,6 +17,7 @@ from taskharbor.api.requests import NewKeyBody, RequeueBody, RescheduleBody, to_
 from taskharbor.api.routing import ApiRequest, check_scope
 from taskharbor.api.store import ApiBackend, JobSnapshot, StoreGateway
 from taskharbor.api_keys import ADMIN, IssuedKey, issue_key
+from taskharbor.cancellation import cancel_jobs
 from taskharbor.core.errors import IllegalTransition, JobNotFound, ScheduleNotFound
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.model import ApiKey, Job, NewJob, payload_context
@@ -35,7 +36,11 @@ async def cancel_job(request: ApiRequest, job_id: JobId, *, if_match: str | None
     """Cancel a job. A running job is asked to stop. *if_match* is the ETag that the job must still have."""
     check_scope(request, "jobs:control")
     await _check_job(request, job_id, if_match)
-    return await _transition(request, job_id, "jobs.cancel", partial(_driver(request).cancel, [job_id]))
+    return await _transition(request, job_id, "jobs.cancel", partial(_cancel, request.api.store.backend, job_id))
+
+
+def _cancel(backend: ApiBackend, job_id: JobId) -> list[Transitioned | IllegalTransition | JobNotFound]:
+    return cancel_jobs(backend.driver, [job_id], backend.client.call_hooks)
 
 
 async def requeue_job(
@@ -234,7 +239,8 @@ async def stop_operation(request: ApiRequest, operation_id: OperationId) -> Oper
 
 
 def scheduler(store: StoreGateway) -> Scheduler:
-    return Scheduler(store.backend.driver, codec=store.backend.codec, tracing=store.backend.client.spans)
+    backend = store.backend
+    return Scheduler(backend.driver, codec=backend.codec, hooks=backend.client.hooks, tracing=backend.client.spans)
 
 
 def _check_operation(request: ApiRequest, wanted: OperationRequest) -> None:

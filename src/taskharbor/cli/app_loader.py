@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import sysconfig
 import tomllib
@@ -22,6 +23,7 @@ from taskharbor.cli.store import check_exists, check_shared, url_of
 from taskharbor.core.errors import TaskHarborError
 from taskharbor.core.failure import Failure
 from taskharbor.harbor import Harbor
+from taskharbor.observability.hook_caller import NO_HOOKS, HookCaller
 from taskharbor.settings import Settings
 from taskharbor.task_registry import dotted_name, place
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from taskharbor.worker import Worker
 
+_LOG: Final = logging.getLogger("taskharbor.client")
 FILES: Final = ("tasks.py", "app.py", "jobs.py", "main.py")
 PYPROJECT: Final = "pyproject.toml"
 NAMES: Final = ("app", "harbor", "register", "handlers")
@@ -296,6 +299,11 @@ def harbor_for(app: str | None, *, searches: bool = True) -> Harbor:
     named = search_app() if app is None and searches else app
     loaded = None if named is None else load_app(named)
     return Harbor() if loaded is None or loaded.harbor is None else loaded.harbor
+
+
+def hooks_of(app: str | None) -> HookCaller:
+    """Return what calls the hooks of *app*; without *app*, no app is imported, and there are none."""
+    return NO_HOOKS if app is None else HookCaller(harbor_for(app).hooks, _LOG)
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from taskharbor.cli.render import ProgressLine, echo_data, echo_status, first_li
 from taskharbor.cli.store import current_actor, no_matches, wait
 from taskharbor.core.errors import OperationNotFound
 from taskharbor.core.operations import OperationId, OperationKind, OperationOptions, OperationRefusal, OperationState
+from taskharbor.diagnosis import is_alive
+from taskharbor.observability.hook_caller import NO_HOOKS
 from taskharbor.operations import OperationRequest, OperationRunner
 
 if TYPE_CHECKING:
@@ -25,9 +27,12 @@ if TYPE_CHECKING:
     from taskharbor.core.operations import Operation
     from taskharbor.core.results import JobFilter
     from taskharbor.drivers.base import Driver
+    from taskharbor.observability.hook_caller import HookCaller
     from taskharbor.operations import Preview
 
 POLL: Final = timedelta(seconds=0.2)
+PATIENCE: Final = timedelta(seconds=3)
+"""How long the next step may be due before this process performs it, although there are live workers."""
 MAX_RECENT: Final = 1_000
 """How many of the newest operations are searched for an id that begins with a text."""
 REFUSED: Final = {
@@ -80,8 +85,10 @@ class BulkOperation:
         what: str,
         reason: str,
         options: OperationOptions,
+        call_hooks: HookCaller = NO_HOOKS,
     ) -> None:
         self._driver = driver
+        self._call_hooks = call_hooks
         self._what = what
         self._words = _WORDS[kind]
         self._request = OperationRequest(kind=kind, by=current_actor(), reason=reason, filter=wanted, options=options)
@@ -115,7 +122,7 @@ class BulkOperation:
         total = None if operation.is_capped else operation.matched
         with ProgressLine(self._words.done, total) as progress:
             try:
-                return follow(self._driver, operation, progress)
+                return follow(self._driver, operation, progress, call_hooks=self._call_hooks)
             except KeyboardInterrupt:
                 echo_status(
                     f"operation {operation.id} continues in any running worker or janitor; "
@@ -157,17 +164,28 @@ class BulkOperation:
             raise PartlyRefused(total - operation.done, total)
 
 
-def follow(driver: Driver, operation: Operation, progress: ProgressLine) -> Operation:
-    """Wait until the operation has ended, and return it. Perform its steps here if no worker or janitor does."""
-    runner = OperationRunner(driver, time.monotonic)
+def follow(
+    driver: Driver, operation: Operation, progress: ProgressLine, *, call_hooks: HookCaller = NO_HOOKS
+) -> Operation:
+    """Wait until the operation has ended, and return it. Perform its steps here if no worker or janitor does.
+
+    Live workers get some time for it: their hooks and metrics report the jobs that a step cancels.
+    """
+    runner = OperationRunner(driver, time.monotonic, call_hooks=call_hooks)
+    now = driver.inspector.now()
+    performs = not any(is_alive(worker, now) for worker in driver.inspector.workers())
+    last_at, last_step = now, operation.step
     while operation.state.is_open:
-        pause = runner.tick()
+        pause = runner.tick() if performs else POLL
         if operation.id in runner.errors:
             raise runner.errors[operation.id]
         if pause:
             wait(min(pause, POLL))
-        operation = operations.get(driver, operation.id)
+        operation, now = operations.get(driver, operation.id), driver.inspector.now()
         progress.advance(_handled(operation) - progress.done)
+        if operation.step != last_step:
+            last_at, last_step = now, operation.step
+        performs = performs or now - max(last_at, operation.next_at) > PATIENCE
     return operation
 
 

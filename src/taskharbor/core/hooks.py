@@ -156,7 +156,11 @@ class LeasesExpired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCanceled:
-    """A job was canceled, and with it an attempt if it was running. ``job`` is the worker's claimed job, if any."""
+    """A job was canceled, and with it an attempt if it was running.
+
+    ``job`` is the claimed job of the worker that stopped it. It is None if no worker did: the job waited, or its worker
+    had died.
+    """
 
     job_id: JobId
     type: str

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NewType, Self
 from uuid import UUID
 
 from taskharbor.core.ids import JobId, Token
-from taskharbor.core.results import JobFilter
+from taskharbor.core.results import Cancellation, JobFilter
 from taskharbor.core.states import TRANSITIONS, Event, Status
 
 if TYPE_CHECKING:
@@ -252,11 +252,23 @@ def step_token(operation_id: OperationId, step: int) -> Token:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a store did in a step: how many jobs it changed, why it left others, and which were locked by others."""
+    """What a store did in a step: how many jobs it changed, why it left others, and which were locked by others.
+
+    ``canceled`` are the jobs that became CANCELED; the cancel of running ones is only requested.
+    """
 
     done: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     locked: list[JobId] = field(default_factory=list)
+    canceled: list[Cancellation] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PerformedStep:
+    """The operation after a step that was performed, and the jobs that the step has canceled."""
+
+    operation: Operation
+    canceled: tuple[Cancellation, ...] = ()
 
 
 def after_step(step: OperationStep, result: StepResult, *, now: datetime) -> Operation:

@@ -130,12 +130,22 @@ def new_settled(job_ids: Iterable[JobId], status: Status) -> list[Settled]:
     return made
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancellation:
+    """A job that became CANCELED without a worker's outcome, with the data that its report needs."""
+
+    job_id: JobId
+    type: str
+    queue: str
+
+
 @dataclass(frozen=True, slots=True)
 class Transitioned:
-    """An operator's call took effect; the job is in ``status``."""
+    """An operator's call took effect; the job is in ``status``. ``cancellation`` is set if the call canceled it."""
 
     job_id: JobId
     status: Status
+    cancellation: Cancellation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +195,16 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """An expired lease that was ended, and its job's new status. ``death`` is set if that is DEAD."""
+    """An expired lease that was ended, and its job's new status.
+
+    ``death`` is set if that is DEAD, and ``cancellation`` if it is CANCELED.
+    """
 
     job_id: JobId
     token: Token
     status: Status
     death: Death | None = None
+    cancellation: Cancellation | None = None
 
 
 @dataclass(frozen=True, slots=True)

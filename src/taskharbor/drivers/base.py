@@ -304,7 +304,7 @@ class Driver(Protocol):
         """Cancel jobs. A waiting job becomes CANCELED; for a PROCESSING job, the cancel is requested.
 
         A request stays until the job ends: such a job never waits again and is never leased again. A job in a final
-        state yields `IllegalTransition`.
+        state yields `IllegalTransition`. The answer for a job that became CANCELED has its ``cancellation``.
         """
 
     def requeue(

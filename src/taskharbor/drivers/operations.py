@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from taskharbor.core.operations import NewOperation, Operation, OperationId, OperationStep
+    from taskharbor.core.operations import NewOperation, Operation, OperationId, OperationStep, PerformedStep
 
 
 class Operations(Protocol):
@@ -38,8 +38,8 @@ class Operations(Protocol):
         That time is zero or less if the step is due.
         """
 
-    def perform(self, step: OperationStep) -> Operation | None:
-        """Perform *step* and return the operation after it, or None if it is not the next step, or not due.
+    def perform(self, step: OperationStep) -> PerformedStep | None:
+        """Perform *step*, and return what it did, or None if it is not the next step, or not due.
 
         The step is of an operation as `get` returned it.
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
+from taskharbor.cancellation import cancel_jobs
 from taskharbor.client import Client, agree_on_codec
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.durations import as_timedelta
@@ -58,7 +59,8 @@ class Scheduler:
 
     *codec* reads and writes payloads. A schedule whose payload it cannot read is left to other processes.
     *max_attempts* is how many attempts a job has if its schedule does not say. *hooks* receive a `JobsEnqueued` for the
-    jobs of each fired schedule. *tracing* makes a span of each enqueue.
+    jobs of each fired schedule, and a `JobCanceled` for a waiting job that overlap "cancel" ends. *tracing* makes a
+    span of each enqueue.
     """
 
     def __init__(
@@ -181,7 +183,7 @@ class Scheduler:
             return
         jobs = self._jobs(schedule, spec, step.fires, now) if step.fires else []
         if step.cancels and schedule.last_job_id is not None:
-            self._driver.cancel([schedule.last_job_id])
+            cancel_jobs(self._driver, [schedule.last_job_id], self._call_hooks)
         with nullcontext() if self._spans is None or not jobs else self._spans.enqueue(jobs) as span:
             advanced = self._driver.maintenance.advance_schedule(
                 schedule.name, fired=fire, next_at=step.next_at, jobs=jobs, runs=_runs(schedule.name, fire, step, jobs)

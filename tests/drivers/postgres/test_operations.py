@@ -43,7 +43,9 @@ def cancel(driver: PostgresDriver, *job_ids: JobId) -> Operation:
 
 
 def perform(driver: PostgresDriver, operation: Operation) -> Operation | None:
-    return driver.operations.perform(OperationStep(operation=operation, job_ids=operation.job_ids, locked_pause=NOW))
+    step = OperationStep(operation=operation, job_ids=operation.job_ids, locked_pause=NOW)
+    performed = driver.operations.perform(step)
+    return None if performed is None else performed.operation
 
 
 def insert(driver: PostgresDriver) -> JobId:

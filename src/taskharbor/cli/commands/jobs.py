@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -13,6 +14,7 @@ from taskharbor.cli.options import (
     due_options,
     duration,
     filter_options,
+    hooks_option,
     job_filter,
     json_option,
     page_options,
@@ -138,11 +140,13 @@ def wait(*, url: str, job_id: str, timeout: timedelta, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Every job that can be canceled and that the filters leave.")
 @filter_options
 @bulk_options
+@hooks_option
 @url_option
 @json_option
 def cancel(
     *,
     url: str,
+    app: str | None,
     job_ids: tuple[str, ...],
     everything: bool,
     reason: str,
@@ -162,6 +166,8 @@ def cancel(
     'taskharbor operations'. Jobs that are created later are not canceled.
     With a filter and --json: {"matched": N, "canceled": N, "dry_run": BOOL, "refused": [...], "operation": ID or null}
     """
+    from taskharbor.cancellation import cancel_jobs
+    from taskharbor.cli.app_loader import hooks_of
     from taskharbor.cli.job_ids import job_ids_of
     from taskharbor.cli.jobs_view import report_transitions
     from taskharbor.cli.operations_view import BulkOperation, BulkSettings, check_selection
@@ -171,14 +177,14 @@ def cancel(
     settings = BulkSettings(yes=yes, dry_run=dry_run, as_json=as_json, starts_in=start_in, no_wait=no_wait)
     has_filter = everything or any(filters.values())
     check_selection(has_ids=bool(job_ids), has_filter=has_filter, settings=settings, what="job that can be canceled")
+    call_hooks = hooks_of(app)
     with open_driver(url) as driver:
         if not job_ids:
             wanted, options = job_filter(**filters), OperationOptions(rate=rate)
-            BulkOperation(driver, OperationKind.CANCEL, wanted, what="job", reason=reason, options=options).run(
-                settings
-            )
+            chosen = partial(BulkOperation, driver, OperationKind.CANCEL, wanted, what="job", reason=reason)
+            chosen(options=options, call_hooks=call_hooks).run(settings)
             return
-        results = driver.cancel(job_ids_of(driver, job_ids))
+        results = cancel_jobs(driver, job_ids_of(driver, job_ids), call_hooks)
         detail = {"why": reason} if reason else {}
         report_transitions(
             driver, results, as_json=as_json, note=lambda job_id: record_audit(driver, "jobs.cancel", job_id, **detail)

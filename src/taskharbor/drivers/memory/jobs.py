@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from taskharbor.core.errors import IdempotencyConflict, IllegalTransition, JobNotFound
 from taskharbor.core.failure import Failure
 from taskharbor.core.model import AttemptOutcome, Job
-from taskharbor.core.results import Declined, Dispatch, Enqueued, Sent, Transitioned
+from taskharbor.core.results import Cancellation, Declined, Dispatch, Enqueued, Sent, Transitioned
 from taskharbor.core.states import Event, Status, next_statuses
 from taskharbor.drivers.memory.attempts import record_attempt
 from taskharbor.drivers.memory.tables import KeyHolder
@@ -129,9 +129,10 @@ def cancel(tables: Tables, job_id: JobId, now: datetime) -> Answer:
     if job.status is Status.PROCESSING:
         moved = replace(job, cancel_requested_at=job.cancel_requested_at or now)
         tables.rows.topics.add(cancel_topic(job.worker_id or ""))
-    else:
-        moved = replace(job, status=Status.CANCELED, completed_at=now, dispatch_at=None)
-    return Transitioned(job_id, tables.put(moved, now=now).status)
+        return Transitioned(job_id, tables.put(moved, now=now).status)
+    moved = replace(job, status=Status.CANCELED, completed_at=now, dispatch_at=None)
+    canceled = Cancellation(job_id=job_id, type=job.type, queue=job.queue)
+    return Transitioned(job_id, tables.put(moved, now=now).status, canceled)
 
 
 def requeue(tables: Tables, job_id: JobId, new: RequeueChange, *, due: datetime, now: datetime) -> Answer:

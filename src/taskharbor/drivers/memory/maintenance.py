@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from taskharbor.core.model import PUBLISHER_NOTED
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
-from taskharbor.core.results import Expired, Published
+from taskharbor.core.results import Cancellation, Expired, Published
 from taskharbor.core.schedule_runs import KEPT_RUNS
 from taskharbor.core.states import Event, Status, status_after
 from taskharbor.drivers.memory import statistics
@@ -65,7 +65,8 @@ class MemoryMaintenance:
                 failed_at=now,
             )
             self._tables.put(expired, now=now)
-        return Expired(job.id, job.lease_token, status, death)
+        canceled = Cancellation(job_id=job.id, type=job.type, queue=job.queue) if status is Status.CANCELED else None
+        return Expired(job.id, job.lease_token, status, death, canceled)
 
     def bury(self, *, limit: int) -> list[Death]:
         with self._tables.statement() as now:

@@ -10,10 +10,12 @@ from taskharbor.core.operations import (
     OperationKind,
     OperationRefusal,
     OperationState,
+    PerformedStep,
     StepResult,
     after_step,
     is_due,
 )
+from taskharbor.core.results import Transitioned
 from taskharbor.drivers.memory import jobs
 from taskharbor.drivers.records import requeue_of_step
 
@@ -75,7 +77,7 @@ class MemoryOperations:
             found.sort(key=lambda each: (each.next_at, each.id))
             return [(each.id, each.next_at - now) for each in found[:limit]]
 
-    def perform(self, step: OperationStep) -> Operation | None:
+    def perform(self, step: OperationStep) -> PerformedStep | None:
         with self._tables.statement() as now:
             stored = self._tables.rows.operations.get(step.operation.id)
             if stored is None or not is_due(stored, step, now=now):
@@ -84,13 +86,13 @@ class MemoryOperations:
             for job_id in step.job_ids:
                 refusal = self._refusal(step.operation, job_id, unpublished)
                 if refusal is None:
-                    self._change(step, self._tables.rows.jobs[job_id], now)
+                    self._change(step, self._tables.rows.jobs[job_id], now, result)
                     result.done += 1
                 else:
                     result.refused[refusal] += 1
             after = after_step(step, result, now=now)
             self._tables.rows.operations[after.id] = after
-            return after
+            return PerformedStep(after, tuple(result.canceled))
 
     def _unpublished(self) -> set[JobId]:
         return {row.event.job_id for row in self._tables.rows.outbox.values() if not row.is_done}
@@ -108,14 +110,16 @@ class MemoryOperations:
             return OperationRefusal.UNPUBLISHED
         return None
 
-    def _change(self, step: OperationStep, job: Job, now: datetime) -> None:
+    def _change(self, step: OperationStep, job: Job, now: datetime, result: StepResult) -> None:
         options = step.operation.options
         due = options.scheduled_for or (None if options.delay is None else now + options.delay)
         match step.operation.kind:
             case OperationKind.REQUEUE:
                 jobs.requeue(self._tables, job.id, requeue_of_step(step), due=due or now, now=now)
             case OperationKind.CANCEL:
-                jobs.cancel(self._tables, job.id, now)
+                answer = jobs.cancel(self._tables, job.id, now)
+                if isinstance(answer, Transitioned) and answer.cancellation is not None:
+                    result.canceled.append(answer.cancellation)
             case OperationKind.RESCHEDULE:
                 jobs.reschedule(self._tables, job.id, now, due=due, priority=options.priority)
             case OperationKind.PURGE:

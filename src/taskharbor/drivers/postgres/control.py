@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from taskharbor.core.errors import IllegalTransition, JobNotFound
-from taskharbor.core.results import Transitioned
+from taskharbor.core.results import Cancellation, Transitioned
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.rows import NOW
 from taskharbor.drivers.postgres.schema import DECLARED_VERSION, OPERATORS_VERSION, require_operators
@@ -36,7 +37,7 @@ _CANCEL: Final[LiteralString] = f"""
                    CASE job.status WHEN 'PROCESSING' THEN coalesce(job.cancel_requested_at, {NOW}) END
          WHERE job.id = ANY (%(ids)s)
            AND job.status IN ('PENDING', 'ENQUEUED', 'FAILED', 'PROCESSING')
-        RETURNING job.id, job.queue, job.status, job.worker_id
+        RETURNING job.id, job.type, job.queue, job.status, job.worker_id
     ),
     tallied AS (
         {COUNT_ENDED}
@@ -44,7 +45,7 @@ _CANCEL: Final[LiteralString] = f"""
          WHERE status = 'CANCELED'
          GROUP BY queue, status
     )
-    SELECT id, status, CASE status WHEN 'PROCESSING' THEN worker_id END
+    SELECT id, status, CASE status WHEN 'PROCESSING' THEN worker_id END, type, queue
       FROM canceled
 """
 
@@ -53,7 +54,12 @@ def cancel(connections: PostgresPool, job_ids: Sequence[JobId]) -> tuple[list[An
     """Cancel jobs, and return the answers and the workers that run some of them."""
     statement, parameters = cancel_statement(job_ids)
     rows = connections.fetch(statement, **parameters)
-    return _answers(connections, job_ids, rows, Event.CANCEL), workers_to_notify(rows)
+    canceled = {each.job_id: each for each in cancellations(rows)}
+    answers = _answers(connections, job_ids, rows, Event.CANCEL)
+    return [
+        replace(each, cancellation=canceled.get(each.job_id)) if isinstance(each, Transitioned) else each
+        for each in answers
+    ], workers_to_notify(rows)
 
 
 def cancel_statement(job_ids: Sequence[JobId]) -> Step:
@@ -64,6 +70,11 @@ def cancel_statement(job_ids: Sequence[JobId]) -> Step:
 def workers_to_notify(rows: Sequence[Row]) -> set[str]:
     """Return the workers that run some of the jobs that `cancel_statement` changed."""
     return {row[2] for row in rows if row[2] is not None}
+
+
+def cancellations(rows: Sequence[Row]) -> list[Cancellation]:
+    """Return the jobs that `cancel_statement` has canceled; it has only requested the cancel of the others."""
+    return [Cancellation(job_id=row[0], type=row[3], queue=row[4]) for row in rows if row[1] == Status.CANCELED]
 
 
 _REQUEUE: Final[LiteralString] = f"""

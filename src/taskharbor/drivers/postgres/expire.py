@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, LiteralString
 
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
-from taskharbor.core.results import Expired
+from taskharbor.core.results import Cancellation, Expired
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.postgres.claim import HELD, LOST_TO_CLOCK
 from taskharbor.drivers.postgres.rows import NOW
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from taskharbor.core.results import Death
-    from taskharbor.drivers.postgres.pool import PostgresPool
+    from taskharbor.drivers.postgres.pool import PostgresPool, Row
 
 _STATUS_AFTER: Final[LiteralString] = landing_case(
     {Event.EXPIRE}, job="job.", attempts=f"job.attempt_count - {LOST_TO_CLOCK}"
@@ -83,10 +83,7 @@ class PostgresLeaseExpiry:
     def expire(self, *, limit: int) -> list[Expired]:
         rows = self._connections.fetch(self._EXPIRE, limit=limit, error=LEASE_LOST, exhausted=ATTEMPTS_EXHAUSTED)
         rows.sort(key=lambda row: (row[0], row[3]))
-        return [
-            Expired(row[3], row[1], Status(row[2]), death_from_values(row[3:]) if row[2] == "DEAD" else None)
-            for row in rows
-        ]
+        return [_expired(row) for row in rows]
 
     _BURY: LiteralString = f"""
         WITH exhausted AS (
@@ -166,3 +163,15 @@ class PostgresLeaseExpiry:
 
     def report_clock_jump(self, *, expected: datetime, lease: timedelta) -> None:
         self._connections.fetch(self._RECORD_CLOCK_JUMP, expected=expected, lease=lease)
+
+
+def _expired(row: Row) -> Expired:
+    _, token, landing, job_id, type, queue, *_ = row
+    status = Status(landing)
+    return Expired(
+        job_id,
+        token,
+        status,
+        death_from_values(row[3:]) if status is Status.DEAD else None,
+        Cancellation(job_id=job_id, type=type, queue=queue) if status is Status.CANCELED else None,
+    )

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from taskharbor.core.errors import SchemaOutOfDate
-from taskharbor.core.operations import OperationKind, OperationRefusal, StepResult, after_step
+from taskharbor.core.operations import OperationKind, OperationRefusal, PerformedStep, StepResult, after_step
 from taskharbor.core.states import Status
 from taskharbor.drivers import records
 from taskharbor.drivers.migrate import RUN_MIGRATIONS
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.operations import NewOperation, Operation, OperationId, OperationStep
+    from taskharbor.core.results import Cancellation
     from taskharbor.drivers.postgres.notify import PostgresNotifier
     from taskharbor.drivers.postgres.pool import PostgresPool, Steps
 
@@ -147,28 +148,29 @@ class PostgresOperations:
          WHERE id = %(id)s
     """
 
-    def perform(self, step: OperationStep) -> Operation | None:
+    def perform(self, step: OperationStep) -> PerformedStep | None:
         self._check_schema()
         workers: set[str] = set()
 
-        def work() -> Steps[Operation | None]:
+        def work() -> Steps[PerformedStep | None]:
             rows = yield self._IS_NEXT, {"id": step.operation.id, "step": step.operation.step}
             if not rows:
                 return None
             result = yield from _perform(step, workers)
             after = after_step(step, result, now=rows[0][0])
             yield self._SAVE, _progress(after)
-            return after
+            return PerformedStep(after, tuple(result.canceled))
 
         try:
-            after = self._connections.transact(work)
+            performed = self._connections.transact(work)
         except ReplyLost as lost:
             self._connections.resolve(lost)
-            after = self._connections.transact(work)  # None if it was committed: the caller reads the operation again
-        if after is not None and step.operation.kind in {OperationKind.REQUEUE, OperationKind.RESCHEDULE}:
+            # None if it was committed: the caller reads the operation again
+            performed = self._connections.transact(work)
+        if performed is not None and step.operation.kind in {OperationKind.REQUEUE, OperationKind.RESCHEDULE}:
             self._notifier.notify([ANY_QUEUE])
         self._notifier.notify({cancel_topic(worker) for worker in workers})
-        return after
+        return performed
 
     _STOP: LiteralString = f"""
         UPDATE th_operations
@@ -227,7 +229,7 @@ def _perform(step: OperationStep, workers: set[str]) -> Steps[StepResult]:
     yield from _explain(operation, missing, result)
     eligible = [each for each, at in came_at.items() if at is not None and at <= operation.until]
     result.refused[OperationRefusal.LATER] += len(came_at) - len(eligible)
-    result.done = yield from _change(step, eligible, workers)
+    result.done = yield from _change(step, eligible, workers, result.canceled)
     result.refused[OperationRefusal.UNPUBLISHED] += len(eligible) - result.done
     return result
 
@@ -244,7 +246,7 @@ def _explain(operation: Operation, missing: list[JobId], result: StepResult) -> 
             result.refused[OperationRefusal.NOT_ALLOWED] += 1
 
 
-def _change(step: OperationStep, job_ids: list[JobId], workers: set[str]) -> Steps[int]:
+def _change(step: OperationStep, job_ids: list[JobId], workers: set[str], canceled: list[Cancellation]) -> Steps[int]:
     """Change jobs that are locked here, and return their number. A purge keeps those with an unpublished event."""
     options = step.operation.options
     times: dict[str, Any] = {"scheduled_for": options.scheduled_for, "delay": options.delay}
@@ -256,6 +258,7 @@ def _change(step: OperationStep, job_ids: list[JobId], workers: set[str]) -> Ste
         case OperationKind.CANCEL:
             rows = yield control.cancel_statement(job_ids)
             workers |= control.workers_to_notify(rows)
+            canceled += control.cancellations(rows)
             return len(rows)
         case OperationKind.RESCHEDULE:
             return len((yield control.reschedule_statement(job_ids, **times, priority=options.priority)))

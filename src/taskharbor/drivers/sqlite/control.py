@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Final, LiteralString
 
 from taskharbor.core.errors import IllegalTransition, JobNotFound
-from taskharbor.core.results import Transitioned
+from taskharbor.core.results import Cancellation, Transitioned
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.sqlite.rows import maybe_micros, micros, span
 
@@ -31,7 +31,7 @@ _CANCEL: Final = """
            cancel_requested_at = iif(status = 'PROCESSING', coalesce(cancel_requested_at, :now), NULL)
      WHERE id = :id
        AND status IN ('PENDING', 'ENQUEUED', 'FAILED', 'PROCESSING')
-    RETURNING status, iif(status = 'PROCESSING', worker_id, NULL)
+    RETURNING status, iif(status = 'PROCESSING', worker_id, NULL), type, queue
 """
 
 
@@ -40,7 +40,10 @@ def cancel(db: sqlite3.Connection, job_id: JobId, now: int) -> tuple[Answer, str
     row = db.execute(_CANCEL, {"id": job_id.bytes, "now": now}).fetchone()
     if row is None:
         return _refused(db, job_id, Event.CANCEL), None
-    return Transitioned(job_id, Status(row[0])), row[1]
+    state, worker, type, queue = row
+    status = Status(state)
+    canceled = Cancellation(job_id=job_id, type=type, queue=queue) if status is Status.CANCELED else None
+    return Transitioned(job_id, status, canceled), worker
 
 
 _RECORD_REQUEUE: Final = """

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from taskharbor.core.ids import Token
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
-from taskharbor.core.results import Expired
+from taskharbor.core.results import Cancellation, Expired
 from taskharbor.core.states import Event, Status
 from taskharbor.drivers.records import landing_case
 from taskharbor.drivers.sqlite.rows import WAITING, death, job_id, micros, span
@@ -37,7 +37,9 @@ class SqliteLeaseExpiry:
         SELECT job.id,
                job.lease_token AS token,
                {_STATUS_AFTER} AS status,
-               iif(jump.id IS NOT NULL, 'CLOCK', 'LOST') AS outcome
+               iif(jump.id IS NOT NULL, 'CLOCK', 'LOST') AS outcome,
+               job.type,
+               job.queue
           FROM th_jobs AS job
           LEFT JOIN th_clock AS jump
             ON jump.jumped_from < job.lease_expires_at
@@ -78,13 +80,18 @@ class SqliteLeaseExpiry:
         with self._connections as (db, now):
             lost = db.execute(self._LOST, {"now": now, "limit": limit}).fetchall()
             common = {"now": now, "error": LEASE_LOST, "exhausted": ATTEMPTS_EXHAUSTED}
-            params = [common | dict(zip(("id", "token", "status", "outcome"), row, strict=True)) for row in lost]
+            params = [common | dict(zip(("id", "token", "status", "outcome"), row[:4], strict=True)) for row in lost]
             db.executemany(self._RECORD, params)
             db.executemany(self._END_LEASE, params)
-            deaths = _deaths(db, [id for id, _, status, _ in lost if status == Status.DEAD])
+            deaths = _deaths(db, [id for id, _, status, *_ in lost if status == Status.DEAD])
+        canceled = {
+            id: Cancellation(job_id=job_id(id), type=type, queue=queue)
+            for id, _, status, _, type, queue in lost
+            if status == Status.CANCELED
+        }
         return [
-            Expired(job_id(id), Token(UUID(bytes=token)), Status(status), deaths.get(id))
-            for id, token, status, _ in lost
+            Expired(job_id(id), Token(UUID(bytes=token)), Status(status), deaths.get(id), canceled.get(id))
+            for id, token, status, *_ in lost
         ]
 
     _EXHAUSTED: LiteralString = f"""

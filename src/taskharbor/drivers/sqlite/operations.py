@@ -6,7 +6,8 @@ import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
-from taskharbor.core.operations import OperationKind, OperationRefusal, StepResult, after_step
+from taskharbor.core.operations import OperationKind, OperationRefusal, PerformedStep, StepResult, after_step
+from taskharbor.core.results import Transitioned
 from taskharbor.core.states import Status
 from taskharbor.drivers import records
 from taskharbor.drivers.records import OPERATION_COLUMNS, operation_params, requeue_of_step
@@ -117,28 +118,34 @@ class SqliteOperations:
          WHERE id = :id
     """
 
-    def perform(self, step: OperationStep) -> Operation | None:
-        workers: set[str] = set()
+    def perform(self, step: OperationStep) -> PerformedStep | None:
+        canceled: list[tuple[control.Answer, str | None]] = []
         with self._connections as (db, now):
             params = {"id": step.operation.id.bytes, "step": step.operation.step, "now": now}
             if db.execute(self._IS_NEXT, params).fetchone() is None:
                 return None
             result = StepResult()
             for each in step.job_ids:
-                refusal = _refusal(db, step.operation, each) or self._change(db, step, each, now, workers)
+                refusal = _refusal(db, step.operation, each) or self._change(db, step, each, now, canceled)
                 if refusal is None:
                     result.done += 1
                 else:
                     result.refused[refusal] += 1
             after = after_step(step, result, now=moment(now))
             db.execute(self._SAVE, _progress(after))
-        self._notifier.notify_cancels(workers)
+        self._notifier.notify_cancels({worker for _, worker in canceled if worker is not None})
         if result.done and step.operation.kind in {OperationKind.REQUEUE, OperationKind.RESCHEDULE}:
             self._notifier.notify_any()
-        return after
+        answers = (answer for answer, _ in canceled if isinstance(answer, Transitioned))
+        return PerformedStep(after, tuple(each.cancellation for each in answers if each.cancellation is not None))
 
     def _change(
-        self, db: sqlite3.Connection, step: OperationStep, job_id: JobId, now: int, workers: set[str]
+        self,
+        db: sqlite3.Connection,
+        step: OperationStep,
+        job_id: JobId,
+        now: int,
+        canceled: list[tuple[control.Answer, str | None]],
     ) -> OperationRefusal | None:
         options = step.operation.options
         delayed = None if options.delay is None else now + span(options.delay)
@@ -147,8 +154,7 @@ class SqliteOperations:
             case OperationKind.REQUEUE:
                 control.requeue(db, job_id, requeue_of_step(step), due=now if due is None else due, now=now)
             case OperationKind.CANCEL:
-                _, worker = control.cancel(db, job_id, now)
-                workers |= set() if worker is None else {worker}
+                canceled.append(control.cancel(db, job_id, now))
             case OperationKind.RESCHEDULE:
                 control.reschedule(db, job_id, due=due, priority=options.priority)
             case OperationKind.PURGE:

@@ -10,10 +10,10 @@ import pytest
 
 from taskharbor.core.errors import IllegalTransition, InvalidRequest, JobNotFound
 from taskharbor.core.ids import new_job_id, new_token
-from taskharbor.core.model import Lease
+from taskharbor.core.model import Job, Lease
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.request import MAX_DELAY, MAX_SCHEDULED_FOR, MIN_SCHEDULED_FOR, PRIORITY_RANGE
-from taskharbor.core.results import RefusalReason, Refused, Transitioned
+from taskharbor.core.results import Cancellation, RefusalReason, Refused, Transitioned
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.conformance.statement_counts import BATCH, count, fill
 from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, TICK, Subject
@@ -31,10 +31,16 @@ def test_a_waiting_job_is_canceled_at_once(subject: Subject) -> None:
     answers = subject.driver.cancel([job.id for job in before])
 
     now = subject.clock.now()
-    assert answers == [Transitioned(job.id, Status.CANCELED) for job in before]
+    assert answers == [canceled(job) for job in before]
     assert [subject.job(job.id) for job in before] == [
         replace(job, status=Status.CANCELED, completed_at=now, dispatch_at=None) for job in before
     ]
+
+
+def canceled(job: Job) -> Transitioned:
+    """Return the answer to a cancel of a waiting job."""
+    cancellation = Cancellation(job_id=job.id, type=job.type, queue=job.queue)
+    return Transitioned(job.id, Status.CANCELED, cancellation)
 
 
 def test_canceling_a_running_job_requests_the_cancel(subject: Subject) -> None:
@@ -124,7 +130,7 @@ def test_each_cancel_of_a_batch_is_answered_for_itself(subject: Subject) -> None
 
     answers = subject.driver.cancel([first, ended, unknown, second])
 
-    assert [answers[0], answers[3]] == [Transitioned(first, Status.CANCELED), Transitioned(second, Status.CANCELED)]
+    assert [answers[0], answers[3]] == [canceled(subject.job(first)), canceled(subject.job(second))]
     assert [type(each) for each in answers[1:3]] == [IllegalTransition, JobNotFound]
     assert [subject.job(job_id).status for job_id in (first, second)] == [Status.CANCELED] * 2
 

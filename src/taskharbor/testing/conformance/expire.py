@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from taskharbor.core.model import AttemptOutcome, Claim
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST, Outcome
-from taskharbor.core.results import Expired, Settled
+from taskharbor.core.results import Cancellation, Expired, Settled
 from taskharbor.core.states import Event, Status
 from taskharbor.testing.conformance.subject import LEASE, TICK
 
@@ -114,6 +114,7 @@ def test_an_expired_job_with_a_cancel_request_is_canceled(subject: Subject) -> N
     [answer] = expire(subject)
 
     assert answer.status is Status.CANCELED
+    assert answer.cancellation == Cancellation(job_id=job_id, type="greet", queue="default")
     assert subject.job(job_id).completed_at == subject.clock.now()
     assert subject.outbox(job_id) == []
 

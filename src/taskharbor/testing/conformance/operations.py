@@ -16,7 +16,7 @@ from taskharbor.core.operations import (
     OperationState,
     OperationStep,
 )
-from taskharbor.core.results import JobFilter, Published
+from taskharbor.core.results import Cancellation, JobFilter, Published
 from taskharbor.core.states import Status
 from taskharbor.testing.conformance.retention import LATEST, prune
 from taskharbor.testing.conformance.subject import TICK, Subject
@@ -60,7 +60,8 @@ def stored(subject: Subject, operation_id: OperationId) -> Operation:
 def perform(subject: Subject, operation: Operation, *job_ids: JobId, **fields: Any) -> Operation | None:
     """Perform the next step, on *job_ids* or on all that the operation has."""
     step = OperationStep(operation=operation, job_ids=job_ids or operation.job_ids, **fields)
-    return subject.driver.operations.perform(step)
+    performed = subject.driver.operations.perform(step)
+    return None if performed is None else performed.operation
 
 
 def run(subject: Subject, kind: OperationKind, *job_ids: JobId, **fields: Any) -> Operation:
@@ -181,6 +182,17 @@ def test_an_operation_cancels_waiting_jobs_and_asks_running_ones_to_stop(subject
     assert statuses(subject, [running, waiting]) == [Status.PROCESSING, Status.CANCELED]
     assert subject.job(running).cancel_requested_at == subject.clock.now()
     assert after.done == 2
+
+
+def test_a_step_returns_the_jobs_that_it_has_canceled(subject: Subject) -> None:
+    running, ended = subject.bring(Status.PROCESSING), subject.bring(Status.SUCCEEDED)
+    waiting = subject.insert(queue="mail")
+    operation = add(subject, OperationKind.CANCEL, running, ended, waiting)
+
+    performed = subject.driver.operations.perform(OperationStep(operation=operation, job_ids=operation.job_ids))
+
+    assert performed is not None
+    assert performed.canceled == (Cancellation(job_id=waiting, type=subject.job(waiting).type, queue="mail"),)
 
 
 def test_an_operation_reschedules_waiting_jobs(subject: Subject) -> None:
