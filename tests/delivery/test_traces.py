@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
+import psycopg
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 from taskharbor import Context, DueTaskEnqueuer, Harbor, Retry, SqsTransport, Status
 from taskharbor.api import create_app
 from taskharbor.cli.sqs import queue_shapes
+from taskharbor.core.hooks import MessagesReceived
 from taskharbor.core.ids import JobId
+from taskharbor.core.results import JobFilter
 from taskharbor.observability.tracing import trace_id_of
 from taskharbor.runtime import ThreadRuntime
+from taskharbor.schedules import ScheduleSpec
 from tests.support.postgres import emptied
 from tests.support.traces import Traces, is_child, links, traceparent
 from tests.support.transport_subjects import REGION
@@ -25,6 +29,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
+    from taskharbor.core.hooks import HookEvent
     from taskharbor.core.model import Job
     from taskharbor.testing.sqs import Endpoint
 
@@ -66,12 +71,14 @@ def test_a_job_is_traced_from_http_over_sqs_to_its_retry(endpoint: Endpoint) -> 
         job_id = JobId(UUID(response.json()["id"]))
         handle = api.handle(job_id)
 
-        worker = first.worker(transport=transport, receive_wait=0.1, name="first", janitor=False)
+        messages: list[tuple[str, int]] = []
+        hooks = [lambda event: messages.extend(received(event))]
+        worker = first.worker(transport=transport, receive_wait=0.1, name="first", janitor=False, hooks=hooks)
         worker.start()
         wait_until(lambda: len(at_first.spans) == 2)
         worker.stop()
         api.driver.reschedule([job_id], scheduled_for=api.driver.inspector.now())
-        worker = second.worker(transport=transport, receive_wait=0.1, name="second", janitor=False)
+        worker = second.worker(transport=transport, receive_wait=0.1, name="second", janitor=False, hooks=hooks)
         worker.start()
         wait_until(lambda: handle.status() is Status.SUCCEEDED and len(at_second.spans) == 2)
         worker.stop()
@@ -79,6 +86,7 @@ def test_a_job_is_traced_from_http_over_sqs_to_its_retry(endpoint: Endpoint) -> 
         job = handle.job()
     transport.close()
 
+    assert messages == [("mail", 1)] * 2  # each attempt came with a message, and not from a poll of the store
     [sent], [failed, first_render], [succeeded, second_render] = at_api.spans, at_first.spans, at_second.spans
     check_enqueue(sent, job, ("127.0.0.1", api.driver.server_address[1]))  # type: ignore[attr-defined]
     check_failure(failed, job, sent)
@@ -87,6 +95,40 @@ def test_a_job_is_traced_from_http_over_sqs_to_its_retry(endpoint: Endpoint) -> 
     assert is_child(first_render, of=failed)
     assert is_child(second_render, of=succeeded)
     assert len({traceparent(span)[:35] for span in (sent, failed, succeeded)}) == 3
+
+
+def received(event: HookEvent) -> list[tuple[str, int]]:
+    return [(event.queue, event.count)] if isinstance(event, MessagesReceived) else []
+
+
+def test_a_fired_schedule_is_traced_over_sqs_to_its_attempt(endpoint: Endpoint) -> None:
+    url, at_scheduler, at_worker = emptied(), Traces(), Traces()
+    transport = SqsTransport(endpoint_url=endpoint.url, region=REGION)
+    transport.ensure_queues(queue_shapes(["mail"]))
+    with shop(url, at_scheduler) as scheduling, shop(url, at_worker) as working:
+        enqueuer = DueTaskEnqueuer(ThreadRuntime(sync_threads=1), scheduling.driver, transport, queues=["mail"])
+        enqueuer.start()
+        scheduler = scheduling.scheduler()
+        spec = ScheduleSpec(name="nightly", cron="0 2 * * *", type="welcome", queue="mail", payload={"name": "Ada"})
+        scheduler.put([spec])
+        with psycopg.connect(url) as db:
+            db.execute("UPDATE th_schedules SET next_at = now() - interval '1 minute'")
+        scheduler.tick()
+
+        worker = working.worker(transport=transport, receive_wait=0.1, name="first", janitor=False)
+        worker.start()
+        wait_until(lambda: len(at_worker.spans) == 2)
+        worker.stop()
+        enqueuer.stop()
+        [job] = scheduling.driver.inspector.find(JobFilter(schedule="nightly"), limit=2).jobs
+    transport.close()
+
+    [fired], [attempt, render] = at_scheduler.spans, at_worker.spans
+    assert (fired.name, fired.kind, fired.parent) == ("enqueue mail", SpanKind.PRODUCER, None)
+    assert (attempt.name, attempt.kind, attempt.parent) == ("process mail", SpanKind.CONSUMER, None)
+    assert links(attempt) == [traceparent(fired)]
+    assert (attempt.attributes or {})["messaging.message.id"] == str(job.id)
+    assert is_child(render, of=attempt)
 
 
 def check_enqueue(sent: ReadableSpan, job: Job, server: tuple[str, int]) -> None:

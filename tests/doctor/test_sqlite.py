@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 from contextlib import closing
@@ -12,7 +13,7 @@ import pytest
 from taskharbor.doctor import Finding, Level, sqlite
 from taskharbor.doctor.sqlite import check_file, file_system_of
 from taskharbor.drivers.sqlite import SqliteDriver
-from tests.support import mount_namespace
+from tests.support import fuse, mount_namespace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,13 +76,43 @@ def test_a_large_write_ahead_log_is_reported(file: Path, monkeypatch: pytest.Mon
     assert problems(file, "write-ahead log") == []
 
 
-def test_a_network_file_system_is_reported(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_file_system_is_reported_until_the_file_is_moved(tmp_path: Path) -> None:
+    if not os.access(fuse.DEVICE, os.R_OK | os.W_OK):
+        pytest.skip(f"NOT RUN: {fuse.DEVICE} cannot be used")
+
+    found = mount_namespace.call_in(tmp_path, check_share, mounted="size=8m")
+
+    [(level, text), moved] = found
+    assert level == "fail"
+    assert "is on a network file system (fuse.sshfs)" in text
+    assert moved == ["ok", "the file is on a local file system"]
+
+
+def check_share(folder: Path) -> list[tuple[str, str]]:
+    """Return what the check says about a file on a network file system, and on the one below it."""
+    share = folder / "share"
+    share.mkdir()
+    with fuse.mounted(share, kind="sshfs"):
+        found = [file_system(share / "jobs.db")]
+    return [*found, file_system(share / "jobs.db")]
+
+
+def file_system(file: Path) -> tuple[str, str]:
+    [finding] = [each for each in check_file(file) if each.check == "file system"]
+    return finding.level.value, finding.text
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.sshfs"])
+def test_network_file_systems_are_known_by_their_kind(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Simulated: this machine has no server for most of them."""
     mounts = tmp_path / "mounts"
-    mounts.write_text(f"disk / ext4 rw 0 0\nhost:/export {tmp_path} nfs4 rw 0 0\ntmp {tmp_path}/other tmpfs rw 0 0\n")
+    mounts.write_text(f"disk / ext4 rw 0 0\nhost:/export {tmp_path} {kind} rw 0 0\ntmp {tmp_path}/other tmpfs rw 0 0\n")
     monkeypatch.setattr(sqlite, "MOUNTS", str(mounts))
 
     [found] = problems(file, "file system")
-    assert "is on a network file system (nfs4)" in found.text
+    assert f"is on a network file system ({kind})" in found.text
 
     mounts.write_text("disk / ext4 rw 0 0\n")
     assert problems(file, "file system") == []

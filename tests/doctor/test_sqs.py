@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -16,8 +16,9 @@ from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.delivery.transport import UNREADABLE_QUEUE, OutgoingMessage
 from taskharbor.doctor import Finding, Level
 from taskharbor.doctor.sqs import MAX_AGE, check_queues
-from taskharbor.testing.sqs import Endpoint, EndpointFaults
+from taskharbor.testing.sqs import AccessKey, Endpoint
 from tests.conformance import test_drivers
+from tests.support.transport_subjects import REGION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,18 +93,64 @@ def receive_and_delete(transport: SqsTransport, queue: str) -> None:
     transport.delete(queue, [message.receipt_handle])
 
 
-@pytest.mark.parametrize("code", ["AccessDenied", "InvalidClientTokenId", "SignatureDoesNotMatch"])
-def test_wrong_credentials_are_reported_until_they_are_right(
-    transport: SqsTransport, endpoint: Endpoint, code: str
-) -> None:
-    transport.ensure_queues(SPECS)
-    endpoint.faults = EndpointFaults(errors={code: 1.0})
-    found = problems(transport)
-    assert {(each.check, each.level) for each in found} == {("sqs queues", Level.FAIL)}
-    assert all(each.remedy for each in found)
+KEY: Final = "AKIDEXAMPLE"
+KEYS: Final = {
+    KEY: AccessKey(secret="right"),
+    "AKIDREADER": AccessKey(secret="right", denied=frozenset({"GetQueueAttributes"})),
+}
 
-    endpoint.faults = EndpointFaults()
-    assert problems(transport) == []
+
+@pytest.fixture
+def guarded() -> Iterator[Endpoint]:
+    """An endpoint with all queues, which checks the signature of every request."""
+    with Endpoint.start(seed=1, keys=KEYS) as started:
+        with signing(started, KEY, "right") as transport:
+            transport.ensure_queues(SPECS)
+        yield started
+
+
+@contextmanager
+def signing(endpoint: Endpoint, key: str, secret: str, region: str = REGION) -> Iterator[SqsTransport]:
+    """Return the transport of a process with these credentials."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ACCESS_KEY_ID", key)
+        environment.setenv("AWS_SECRET_ACCESS_KEY", secret)
+        with closing(SqsTransport(endpoint_url=endpoint.url, region=region)) as transport:
+            yield transport
+
+
+@pytest.mark.parametrize(
+    ("key", "secret", "region", "text"),
+    [
+        (KEY, "wrong", REGION, "AWS rejected the credentials (The request signature we calculated does not match"),
+        ("AKIDUNKNOWN", "right", REGION, "AWS rejected the credentials (The security token included in the request"),
+        ("AKIDREADER", "right", REGION, "sqs:GetQueueAttributes on taskharbor-unreadable is denied"),
+        (KEY, "right", "eu-west-1", "the region does not match"),
+    ],
+    ids=["secret", "key", "permission", "region"],
+)
+def test_wrong_credentials_are_reported_until_they_are_right(
+    guarded: Endpoint, key: str, secret: str, region: str, text: str
+) -> None:
+    with signing(guarded, key, secret, region) as transport:
+        found = list(check_queues(transport, SPECS))  # no other check may say that all is well
+
+    assert {(each.check, each.level) for each in found} == {("sqs queues", Level.FAIL)}
+    assert any(text in each.text for each in found)
+    assert all(each.remedy for each in found)
+    with signing(guarded, KEY, "right") as transport:
+        assert problems(transport) == []
+
+
+def test_a_wrong_clock_of_this_machine_is_reported(guarded: Endpoint) -> None:
+    guarded.advance(timedelta(hours=1))
+
+    with signing(guarded, KEY, "right") as transport:
+        found = problems(transport)
+
+    assert {(each.check, each.level) for each in found} == {("sqs queues", Level.FAIL)}
+    assert "the clock of this machine is wrong" in found[0].text
+    assert {each.remedy for each in found} == {"synchronize it"}
 
 
 def test_missing_credentials_are_reported(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,10 +38,19 @@ Problem = tuple[Level, str, str]
 """A level, what was found, and the remedy."""
 
 
+class NotChecked(Exception):
+    """A check cannot be made, for a reason that another check reports."""
+
+
 def run_check(name: str, fine: str, check: Callable[[], Iterable[Problem]]) -> Iterator[Finding]:
-    """Yield a finding for each problem that *check* returns, or one that says that all is *fine*."""
+    """Yield a finding for each problem that *check* returns, or one that says that all is *fine*.
+
+    Yield nothing if it raises `NotChecked`: nothing is known then.
+    """
     try:
         problems = list(check())
+    except NotChecked:
+        return
     except TaskHarborError as error:
         problems = [(Level.FAIL, f"it could not be checked: {error}", "")]
     except Exception as error:  # noqa: BLE001  reported as a finding; the other checks are run

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 LOW_SPACE: Final = 500 * 2**20
 NO_SPACE: Final = 50 * 2**20
 LARGE_LOG: Final = 500 * 2**20
-NETWORK_FILE_SYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs")
+_NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "sshfs", "afs", "ceph", "glusterfs", "rclone", "s3fs")
+NETWORK_FILE_SYSTEMS: Final = frozenset({*_NETWORK, *(f"fuse.{each}" for each in _NETWORK)})
+"""The kinds as the kernel shows them: many exist in the kernel and as a program (FUSE)."""
 MOUNTS: Final = "/proc/self/mounts"
 
 

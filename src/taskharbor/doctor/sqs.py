@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.states import Status
 from taskharbor.core.text import duration_text
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE, TransportRefused, TransportUnavailable
-from taskharbor.doctor.findings import Finding, Level, run_check
+from taskharbor.doctor.findings import Finding, Level, NotChecked, run_check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,8 +55,8 @@ def _queues(transport: SqsTransport, specs: Sequence[QueueSpec]) -> Iterator[Pro
 def _unreadable(transport: SqsTransport) -> Iterator[Problem]:
     try:
         depth = transport.depth(UNREADABLE_QUEUE)
-    except (TransportRefused, TransportUnavailable):
-        return  # the other check has reported it
+    except (TransportRefused, TransportUnavailable) as error:
+        raise NotChecked from error
     if depth.ready:
         yield (
             Level.WARN,
@@ -80,8 +80,8 @@ def _delayed(transport: SqsTransport, queues: Sequence[str], inspector: Inspecto
         age = duration_text((now - oldest).total_seconds())
         try:
             ready = transport.depth(queue).ready
-        except (TransportRefused, TransportUnavailable):
-            return  # the other check has reported it
+        except (TransportRefused, TransportUnavailable) as error:
+            raise NotChecked from error
         if ready:
             text = f"the oldest of {ready:,} messages in {transport.name(queue)} was sent {age} ago, for job {job_id}"
             yield Level.WARN, text, f"start workers: taskharbor worker --sqs -q {queue}"

@@ -2,5 +2,6 @@
 
 from taskharbor.testing.sqs.endpoint import Endpoint
 from taskharbor.testing.sqs.faults import EndpointFaults, StaleReceipts
+from taskharbor.testing.sqs.signatures import AccessKey
 
-__all__ = ["Endpoint", "EndpointFaults", "StaleReceipts"]
+__all__ = ["AccessKey", "Endpoint", "EndpointFaults", "StaleReceipts"]

@@ -9,21 +9,23 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskharbor.testing.sqs.faults import EndpointFaults
 from taskharbor.testing.sqs.service import REGION, Service
+from taskharbor.testing.sqs.signatures import SignedRequest, check_signature
 from taskharbor.testing.sqs.validation import SqsError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
-    from datetime import timedelta
     from types import TracebackType
     from typing import Self
 
     from taskharbor.testing.sqs.queues import Queue
+    from taskharbor.testing.sqs.signatures import AccessKey
 
 _TARGET: Final = "AmazonSQS."
 _T = TypeVar("_T")
@@ -40,6 +42,7 @@ class Request:
     path: str
     operation: str
     body: Mapping[str, Any]
+    signed: SignedRequest
 
 
 async def read(reader: asyncio.StreamReader) -> Request | None:
@@ -51,10 +54,12 @@ async def read(reader: asyncio.StreamReader) -> Request | None:
         text = await reader.readexactly(int(headers.get("content-length") or 0))
     except asyncio.IncompleteReadError:  # also if a client is killed in the middle of a request
         return None
+    method, path, _ = first.split(" ")
     return Request(
-        path=first.split(" ")[1],
+        path=path,
         operation=headers.get("x-amz-target", "").removeprefix(_TARGET),
         body=json.loads(text or b"{}"),
+        signed=SignedRequest(method=method, path=path, headers=headers, content=text),
     )
 
 
@@ -79,14 +84,18 @@ def _response(status: HTTPStatus, body: Mapping[str, Any], extra_headers: str = 
 class Endpoint:
     """An SQS endpoint for boto3 that injects *faults*. Assign `faults` to change them from the next call on.
 
+    With *keys*, by access key id, it checks the signature of each call, and rejects it as SQS does.
+
     `requests` counts calls by operation, and `happened` counts the injected faults. If the endpoint runs in its own
     process (`python -m taskharbor.testing.sqs`), set the faults and read the counts over HTTP, at `/_control`.
     """
 
     region: Final = REGION
 
-    def __init__(self, *, port: int, faults: EndpointFaults, seed: int) -> None:
-        self.port, self.faults = port, faults
+    def __init__(
+        self, *, port: int, faults: EndpointFaults, seed: int, keys: Mapping[str, AccessKey] | None = None
+    ) -> None:
+        self.port, self.faults, self._keys = port, faults, keys
         self.requests: Counter[str] = Counter()
         self.happened: Counter[str] = Counter()
         random = Random(seed)  # noqa: S311  not used for security
@@ -100,9 +109,16 @@ class Endpoint:
         self._thread.start()
 
     @classmethod
-    def start(cls, *, port: int = 0, faults: EndpointFaults | None = None, seed: int = 0) -> Endpoint:
+    def start(
+        cls,
+        *,
+        port: int = 0,
+        faults: EndpointFaults | None = None,
+        seed: int = 0,
+        keys: Mapping[str, AccessKey] | None = None,
+    ) -> Endpoint:
         """Start an endpoint in this process, on a free port unless one is given."""
-        endpoint = cls(port=port, faults=faults or EndpointFaults(), seed=seed)
+        endpoint = cls(port=port, faults=faults or EndpointFaults(), seed=seed, keys=keys)
         endpoint.come_back()
         return endpoint
 
@@ -192,6 +208,9 @@ class Endpoint:
             faults = EndpointFaults(stale=faults.stale)
         self._cut_if(faults.cut_before, "cut_before")
         try:
+            if self._keys is not None:
+                now = datetime.now(UTC) + timedelta(seconds=self._clock_offset_seconds)
+                check_signature(request.signed, self._keys, operation=request.operation, region=self.region, now=now)
             self._refuse_if(faults.errors)
             result = await self._execute(request, reader, faults)
         except SqsError as error:

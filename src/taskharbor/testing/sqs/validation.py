@@ -27,6 +27,7 @@ _STATUSES: Final = {
     "InternalError": 500,
     "InternalFailure": 500,
     "InvalidClientTokenId": 403,
+    "MissingAuthenticationToken": 403,
     "RequestThrottled": 403,
     "ServiceUnavailable": 503,
     "SignatureDoesNotMatch": 403,
