@@ -21,6 +21,7 @@ from taskharbor.testing.clock import ManualClock
 NOW: Final = datetime(2030, 1, 1, 12, tzinfo=UTC)
 LEASE: Final = timedelta(seconds=30)
 SECOND: Final = timedelta(seconds=1)
+HOUR: Final = timedelta(hours=1)
 
 
 class DiagnosisRig:
@@ -32,9 +33,18 @@ class DiagnosisRig:
     def enqueue(self, **fields: Any) -> JobId:
         return self.client.enqueue(JobRequest(**{"type": "greet"} | fields)).id
 
-    def start_worker(self, *, types: tuple[str, ...] = ("greet",), queues: tuple[str, ...] = ("default",)) -> None:
+    def start_worker(
+        self, *, types: tuple[str, ...] = ("greet",), queues: tuple[str, ...] = ("default",), busy: int = 0
+    ) -> None:
         record = WorkerRecord(
-            id="w", host="h", pid=1, queues=queues, types=types, concurrency=4, started_at=self.clock.now()
+            id="w",
+            host="h",
+            pid=1,
+            queues=queues,
+            types=types,
+            concurrency=4,
+            started_at=self.clock.now(),
+            busy_slots=busy,
         )
         self.driver.maintenance.record_worker(record)
 
@@ -314,3 +324,41 @@ def test_a_job_without_jobs_ahead_is_next(rig: DiagnosisRig) -> None:
 
     assert (answer.cause, answer.ahead) == (Cause.NEXT, 0)
     assert json.loads(json.dumps(answer.view()))["cause"] == "next"
+
+
+def test_a_job_of_a_silent_worker_names_when_it_was_seen(rig: DiagnosisRig) -> None:
+    rig.start_worker()
+    job_id = rig.enqueue()
+    rig.driver.reserve("default", token=new_token(), worker="w", lease=HOUR, limit=1, overdue_after=LEASE)
+    assert "last seen" not in rig.ask(job_id).text
+
+    rig.clock.advance(timedelta(minutes=5))
+
+    found = rig.ask(job_id)
+    assert found.cause is Cause.LEASED
+    assert found.text.endswith(
+        "; that worker was last seen at 2030-01-01T12:00:00Z: if it is dead, the job is reclaimed then"
+    )
+
+
+def test_jobs_of_unhandled_types_are_not_ahead(rig: DiagnosisRig) -> None:
+    rig.start_worker()
+    rig.enqueue(type="unknown")
+    rig.enqueue()
+    job_id = rig.enqueue()
+
+    assert (rig.ask(job_id).cause, rig.ask(job_id).ahead) == (Cause.AHEAD, 1)
+
+
+@pytest.mark.parametrize("busy", [0, 4])
+def test_a_job_that_stays_next_while_slots_are_free_may_be_locked(rig: DiagnosisRig, busy: int) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker(busy=busy)
+    assert "'taskharbor doctor'" not in rig.ask(job_id).text
+
+    rig.clock.advance(timedelta(seconds=45))
+    rig.start_worker(busy=busy)
+
+    found = rig.ask(job_id)
+    assert (found.cause, found.ahead) == (Cause.NEXT, 0)
+    assert ("due for 45 s although workers have free slots" in found.text) is (busy == 0)

@@ -14,6 +14,7 @@ from taskharbor.core.messages import OVERDUE_AFTER, DeliveryRole
 from taskharbor.core.model import PUBLISHER_AWAY
 from taskharbor.core.results import JobFilter, Kept
 from taskharbor.core.states import WAITING, Status
+from taskharbor.core.text import duration_text
 from taskharbor.views import describe_end, iso_time
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from taskharbor.core.results import Page, QueueStats
     from taskharbor.drivers.base import Inspector
 
+STUCK_AFTER: Final = timedelta(seconds=30)
+"""From when on a due job is remarkable if workers have free slots. They report these about every ten seconds."""
 WORKER_ALIVE_WITHIN: Final = timedelta(seconds=30)
 """A worker without a heartbeat for longer counts as dead. Three heartbeat intervals."""
 WORKER_GONE_AFTER: Final = timedelta(minutes=5)
@@ -100,7 +103,7 @@ def _diagnose(facts: _Facts, job: JobSummary) -> Diagnosis:
     if job.status.is_final:
         return _final(job, facts.kept(job.id))
     if job.status is Status.PROCESSING:
-        return _held(job, facts.now)
+        return _held(job, facts)
     return _not_due(job, facts.now) if job.scheduled_for > facts.now else _not_started(facts, job, facts.now)
 
 
@@ -122,8 +125,12 @@ class _Facts:
         return {each.name: each for each in self._inspector.queues()}
 
     @cached_property
+    def workers(self) -> list[WorkerRecord]:
+        return self._inspector.workers()
+
+    @cached_property
     def alive(self) -> list[WorkerRecord]:
-        return [each for each in self._inspector.workers() if is_alive(each, self.now)]
+        return [each for each in self.workers if is_alive(each, self.now)]
 
     @cached_property
     def _unpublished(self) -> set[JobId]:
@@ -178,7 +185,13 @@ def _not_started(facts: _Facts, job: JobSummary, now: datetime) -> Diagnosis:
         notes = {each.role: each for each in facts.delivery(job.queue) if _is_recent(each.seen_at, now)}
         if job.status is Status.ENQUEUED or DeliveryRole.RECEIVER in notes:
             return _message(job, notes)
-    return _waiting(job, *_ahead(facts, job, queue))
+    ahead, is_exact = _ahead(facts, job, queue, {name for each in alive for name in each.types})
+    if ahead:
+        return _behind(job, ahead, is_exact=is_exact)
+    has_free_slots = any(
+        each.busy_slots + each.lost_slots < each.concurrency for each in alive if job.type in each.types
+    )
+    return _next(job, now, has_free_slots=has_free_slots)
 
 
 def _final(job: JobSummary, kept: Kept | None) -> Diagnosis:
@@ -187,14 +200,19 @@ def _final(job: JobSummary, kept: Kept | None) -> Diagnosis:
     return _diagnosis(job, Cause.FINAL, f"it ended at {iso_time(job.completed_at)}{reason}{note}", kept=kept)
 
 
-def _held(job: JobSummary, now: datetime) -> Diagnosis:
+def _held(job: JobSummary, facts: _Facts) -> Diagnosis:
     until, worker = job.lease_expires_at, job.worker_id
-    if until is not None and until <= now:
+    if until is not None and until <= facts.now:
         text = f"the lease of {worker} expired at {iso_time(until)}; reclaim pending"
         return _diagnosis(job, Cause.LEASE_OVER, text, worker=worker)
     text = f"it is leased to {worker} until {iso_time(until)}"
     if job.cancel_requested_at is not None:
         text += f"; cancel requested at {iso_time(job.cancel_requested_at)}"
+    silent = [each for each in facts.workers if each.id == worker and not is_alive(each, facts.now)]
+    if silent:
+        text += (
+            f"; that worker was last seen at {iso_time(silent[0].seen_at)}: if it is dead, the job is reclaimed then"
+        )
     return _diagnosis(job, Cause.LEASED, text, until=until, worker=worker)
 
 
@@ -248,19 +266,28 @@ def _message_cause(job: JobSummary, sender: DeliveryNote | None, receiver: Deliv
     return Cause.MESSAGE, f"an enqueuer of queue {queue} sends its message when it comes to it"
 
 
-def _waiting(job: JobSummary, ahead: int, is_exact: bool) -> Diagnosis:  # noqa: FBT001  the pair that _ahead returns
-    if ahead == 0:
-        return _diagnosis(job, Cause.NEXT, "it is next: it runs when a worker has a free slot", ahead=0)
+def _next(job: JobSummary, now: datetime, *, has_free_slots: bool) -> Diagnosis:
+    text, since = "it is next: it runs when a worker has a free slot", now - job.scheduled_for
+    if has_free_slots and since > STUCK_AFTER:
+        text = (
+            f"it is next, and has been due for {duration_text(since.total_seconds())} although workers have free "
+            "slots: another transaction may have locked it; see 'taskharbor doctor'"
+        )
+    return _diagnosis(job, Cause.NEXT, text, ahead=0)
+
+
+def _behind(job: JobSummary, ahead: int, *, is_exact: bool) -> Diagnosis:
     jobs = "job of its queue comes" if ahead == 1 else "jobs of its queue come"
     text = f"{'' if is_exact else 'about '}{ahead:,} {jobs} first"
     return _diagnosis(job, Cause.AHEAD, text, ahead=ahead)
 
 
-def _ahead(facts: _Facts, job: JobSummary, queue: QueueStats | None) -> tuple[int, bool]:
-    """Return how many jobs come first, and whether the number is exact."""
+def _ahead(facts: _Facts, job: JobSummary, queue: QueueStats | None, handled: set[str]) -> tuple[int, bool]:
+    """Return how many jobs come first, and whether the number is exact. Workers pass over types not *handled*."""
     page = facts.first_waiting(job.queue)
     if page.after is None:
-        return sum(each.scheduled_for <= facts.now and _position(each) < _position(job) for each in page.jobs), True
+        due = [each for each in page.jobs if each.scheduled_for <= facts.now and each.type in handled]
+        return sum(_position(each) < _position(job) for each in due), True
     waiting = 0 if queue is None else sum(queue.counts.get(status, 0) for status in WAITING)
     return max(waiting - 1, MAX_COUNTED), False
 

@@ -195,7 +195,7 @@ def test_a_subclass_elsewhere_inherits_the_exit_code() -> None:
 def test_an_error_message_is_followed_by_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
     run(raising(errors.StoreUnavailable("connection refused")), ["fail"])
 
-    assert capsys.readouterr().err == "error: store unavailable: connection refused; check its URL\n"
+    assert capsys.readouterr().err == "error: store unavailable: connection refused; 'taskharbor doctor' examines it\n"
 
 
 def test_an_unexpected_error_is_one_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,7 +171,7 @@ def test_lost_slots_are_reported_until_the_worker_restarts(subject: Subject) -> 
     assert problem(subject, "workers").text.startswith("worker w1 (pid 7 on box) has lost 2 of 4 slots")
 
     record_worker(subject, lost_slots=0)
-    assert findings(subject, "workers")[0].text == "1 live workers, no slot lost"
+    assert findings(subject, "workers")[0].text == "live workers: 1; no slot lost"
 
 
 def schedule(subject: Subject, **fields: Any) -> None:

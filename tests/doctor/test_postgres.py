@@ -247,6 +247,22 @@ def test_jobs_outside_of_all_days_are_reported(url: str) -> None:
     assert problems(url, "partitions") == []
 
 
+def test_a_transaction_that_has_locked_jobs_is_named_until_it_ends(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "LONG_LOCK", timedelta(0))
+    with psycopg.connect(url, application_name="report") as db:
+        db.execute("SELECT id FROM th_jobs")
+        assert problems(url, "locks") == []
+
+        db.execute("SELECT id FROM th_jobs FOR UPDATE")
+        [found] = problems(url, "locks")
+        assert found.text.startswith(
+            f"a transaction of postgres (pid {db.info.backend_pid}, 'report', idle in transaction)"
+        )
+        assert found.remedy == f"end it: SELECT pg_terminate_backend({db.info.backend_pid})"
+
+    assert problems(url, "locks") == []
+
+
 def test_an_old_transaction_is_named_with_its_process(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_tables, "OLD_TRANSACTION", timedelta(0))
     with psycopg.connect(url, application_name="report") as db:

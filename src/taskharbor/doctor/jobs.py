@@ -35,16 +35,18 @@ def check_jobs(inspector: Inspector, *, keep: timedelta, clock: Callable[[], flo
     now, workers, queues = inspector.now(), inspector.workers(), inspector.queues()
     alive = [each for each in workers if is_alive(each, now)]
     yield from run_check("clock", "the clocks of this machine and the store agree", lambda: _clock(inspector, clock))
-    yield from run_check("queues", "every queue with due jobs has a live worker", lambda: _queues(queues, alive, now))
+    yield from run_check(
+        "queues", "every queue with jobs due for a minute has a live worker", lambda: _queues(queues, alive, now)
+    )
     yield from run_check(
         "types", "live workers handle the types of all due jobs seen", lambda: _types(inspector, queues, alive, now)
     )
     yield from run_check("leases", "expired leases are ended in time", lambda: _leases(inspector, now))
-    yield from run_check("workers", f"{len(alive)} live workers, no slot lost", lambda: _workers(alive))
+    yield from run_check("workers", f"live workers: {len(alive)}; no slot lost", lambda: _workers(alive))
     yield from run_check("schedules", "schedules fire in time", lambda: _schedules(inspector, alive, now))
     yield from run_check(
         "delivery",
-        "messages are sent and received",
+        "no problem with messages is known",
         lambda: check_delivery(inspector, queues, now=now, overdue_after=OVERDUE_AFTER),
     )
     yield from run_check("dead letters", "no dead letters", lambda: _dead(queues))

@@ -177,7 +177,7 @@ def _idle_timeout(db: psycopg.Connection) -> Iterator[Problem]:
         yield (
             Level.WARN,
             "idle_in_transaction_session_timeout is off; a forgotten transaction holds back vacuum without end",
-            "ALTER DATABASE … SET idle_in_transaction_session_timeout = '10min'",
+            f"ALTER DATABASE \"{db.info.dbname}\" SET idle_in_transaction_session_timeout = '10min'",
         )
 
 

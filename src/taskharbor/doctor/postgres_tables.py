@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from taskharbor.drivers.postgres.server import ServerAddress
 
 OLD_TRANSACTION: Final = timedelta(minutes=5)
+LONG_LOCK: Final = timedelta(seconds=30)
+"""How long a transaction may have locks on the tables: workers pass over the rows that others have locked."""
 OLD_SNAPSHOT: Final = 100_000
 """From how many transactions on a snapshot is old, if this user may not see since when it is held."""
 MAX_DEAD_ROWS: Final = 50_000
@@ -40,6 +42,7 @@ def check_tables(address: ServerAddress, *, keep: timedelta) -> Iterator[Finding
         address,
         ("partitions", "the partitions of the coming days exist", _partitions),
         ("old partitions", "days past their retention are removed", lambda db: _old_days(db, keep)),
+        ("locks", "no transaction has held locks on the tables for long", _locks),
         ("vacuum", "nothing holds back vacuum", _vacuum),
         ("autovacuum", "autovacuum is on", _autovacuum),
         ("dead rows", "tables have few dead rows", _dead_rows),
@@ -83,15 +86,25 @@ def _old_days(db: psycopg.Connection, keep: timedelta) -> Iterator[Problem]:
         )
 
 
+def _locks(db: psycopg.Connection) -> Iterator[Problem]:
+    for pid, user, application, state, age in fetch(db, _LOCKS, LONG_LOCK):
+        transaction = _open_transaction(pid, user, application, state, age)
+        text = (
+            f"{transaction} with locks on TaskHarbor's tables; jobs that it has locked are neither claimed nor changed"
+        )
+        yield Level.WARN, text, f"end it: SELECT pg_terminate_backend({pid})"
+
+
+def _open_transaction(pid: int, user: str, application: str, state: str, age: timedelta) -> str:
+    whose = f"{user} (pid {pid}, {application!r}, {state})" if application else f"{user} (pid {pid}, {state})"
+    return f"a transaction of {whose} has been open for {duration_text(age.total_seconds())}"
+
+
 def _vacuum(db: psycopg.Connection) -> Iterator[Problem]:
     for pid, user, application, state, age in fetch(db, _OLD_TRANSACTIONS, OLD_TRANSACTION):
-        whose = f"{user} (pid {pid}, {application!r}, {state})" if application else f"{user} (pid {pid}, {state})"
-        text = f"a transaction of {whose} has been open for {duration_text(age.total_seconds())}"
-        yield (
-            Level.WARN,
-            f"{text}; vacuum cannot remove what was deleted since, and claims get slower",
-            f"end it: SELECT pg_terminate_backend({pid})",
-        )
+        transaction = _open_transaction(pid, user, application, state, age)
+        text = f"{transaction}; vacuum cannot remove what was deleted since, and claims get slower"
+        yield Level.WARN, text, f"end it: SELECT pg_terminate_backend({pid})"
     for pid, user, application, age in fetch(db, _HIDDEN_SNAPSHOTS, OLD_SNAPSHOT):
         whose = f"{user} (pid {pid}, {application!r})" if application else f"{user} (pid {pid})"
         yield (
@@ -162,6 +175,25 @@ _READERS: Final = b"""
        AND relation = ANY (ARRAY(SELECT to_regclass(leaf) FROM unnest(%s::text[] || ARRAY['th_jobs_finished']) AS leaf))
        AND xact_start < clock_timestamp() - %s::interval
        AND pid <> pg_backend_pid()
+     LIMIT 5
+"""
+# Reads and vacuum lock no rows. TaskHarbor's own transactions take milliseconds.
+_LOCKS: Final = b"""
+    SELECT pid, usename, application_name, state, clock_timestamp() - min(xact_start)
+      FROM pg_locks
+      JOIN pg_stat_activity USING (pid)
+      JOIN pg_class ON pg_class.oid = relation
+     WHERE granted
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+       AND mode NOT IN ('AccessShareLock', 'ShareUpdateExclusiveLock')
+       AND backend_type = 'client backend'
+       AND relnamespace = current_schema()::regnamespace
+       AND relkind IN ('r', 'p')
+       AND relname LIKE 'th\\_%%'
+       AND xact_start < clock_timestamp() - %s::interval
+       AND pid <> pg_backend_pid()
+     GROUP BY pid, usename, application_name, state
+     ORDER BY min(xact_start)
      LIMIT 5
 """
 _OLD_TRANSACTIONS: Final = b"""
