@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
-    from taskharbor.core.operations import Operation, OperationStep
+    from taskharbor.core.operations import Operation, OperationStep, PerformedStep
     from taskharbor.drivers.base import Driver
     from taskharbor.runtime import Runtime
 
@@ -311,7 +311,7 @@ class FaultyOperations:
         self._operations, self._broken, self._error = driver.operations, broken, error
         self.tries = 0
 
-    def perform(self, step: OperationStep) -> Operation | None:
+    def perform(self, step: OperationStep) -> PerformedStep | None:
         if step.operation.id != self._broken.id:
             return self._operations.perform(step)
         self.tries += 1
