@@ -429,12 +429,6 @@ def app_option(command: F) -> F:
     return click.option("--app", metavar="APP", help=text)(command)
 
 
-def hooks_option(command: F) -> F:
-    """Add `--app` as ``app``, which may be None, for commands whose events the hooks of an app receive."""
-    text = "Call the hooks of this app with the jobs that are canceled here.  [default: no hooks are called]"
-    return click.option("--app", metavar="APP", help=text)(command)
-
-
 def _given_or_found(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str:
     if value is not None:
         return value

@@ -14,7 +14,6 @@ from taskharbor.cli.options import (
     due_options,
     duration,
     filter_options,
-    hooks_option,
     job_filter,
     json_option,
     page_options,
@@ -140,7 +139,7 @@ def wait(*, url: str, job_id: str, timeout: timedelta, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Every job that can be canceled and that the filters leave.")
 @filter_options
 @bulk_options
-@hooks_option
+@click.option("--app", metavar="APP", help="Call the hooks of this app with the canceled jobs.  [default: no hooks]")
 @url_option
 @json_option
 def cancel(
