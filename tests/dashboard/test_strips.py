@@ -78,4 +78,4 @@ def test_a_strip_disappears_from_an_open_page(screen: Screen, site: UiSite, monk
 
     monkeypatch.setattr("taskharbor.dashboard.shell.MAX_ROLL_UP_AGE", timedelta(hours=1))
 
-    screen.page.wait_for_selector(".strip", state="detached")
+    screen.page.wait_for_selector(".strip", state="detached", timeout=30_000)  # checked every 10 s
