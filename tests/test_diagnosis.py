@@ -271,7 +271,7 @@ def test_a_due_job_waits_for_an_enqueuer_that_works(rig: DiagnosisRig) -> None:
     answer = rig.ask(job_id)
 
     assert answer.cause is Cause.MESSAGE
-    assert answer.text.startswith("an enqueuer of queue 'default' sends its message when it comes to it; ")
+    assert answer.text.startswith("the enqueuer of queue 'default' has not sent its message yet; ")
 
 
 @pytest.mark.parametrize("receives", [False, True])

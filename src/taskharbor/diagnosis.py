@@ -263,7 +263,7 @@ def _message_cause(job: JobSummary, sender: DeliveryNote | None, receiver: Deliv
         return Cause.SEND_FAILED, f"its message cannot be sent: {sender.problem}"
     if job.status is Status.ENQUEUED:
         return Cause.MESSAGE, "its message is being sent"
-    return Cause.MESSAGE, f"an enqueuer of queue {queue} sends its message when it comes to it"
+    return Cause.MESSAGE, f"the enqueuer of queue {queue} has not sent its message yet"
 
 
 def _next(job: JobSummary, now: datetime, *, has_free_slots: bool) -> Diagnosis:

@@ -274,3 +274,14 @@ def types_of(app: str) -> tuple[str, ...]:
     worker = Worker(MemoryDriver())
     load_app(app)(worker)
     return worker.types
+
+
+def test_a_janitor_uses_the_store_of_the_app_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.py").write_text("from taskharbor import Harbor\n\nharbor = Harbor('memory://')\n", "utf-8")
+    monkeypatch.delenv("TASKHARBOR_URL", raising=False)
+
+    assert run(cli, ["janitor"]) == ExitCode.USAGE
+    assert "memory:// is the memory of a single process" in capsys.readouterr().err

@@ -268,6 +268,7 @@ def test_a_waiting_job_is_canceled_and_a_running_one_is_asked_to_stop(any_consol
 
     assert said.code == ExitCode.OK
     assert said.out == f"{waiting}\tCANCELED\n{running}\tPROCESSING\n"
+    assert said.err == "1 job is running and was asked to stop; 'taskharbor jobs wait ID' waits for the end\n"
     assert any_console.job(running).cancel_requested_at is not None
     assert {(entry.action, entry.target) for entry in any_console.audit()} == {
         ("jobs.cancel", str(waiting)),
@@ -279,7 +280,7 @@ def test_dead_and_canceled_jobs_are_requeued(any_console: Console) -> None:
     dead, canceled = any_console.dead(), any_console.enqueue()
     any_console.driver.cancel([canceled])
 
-    said = any_console("jobs", "requeue", str(dead), str(canceled), "--budget", "3", "--why", "fixed")
+    said = any_console("jobs", "requeue", str(dead), str(canceled), "--budget", "3", "--reason", "fixed")
 
     job = any_console.job(dead)
     assert (said.code, said.out) == (ExitCode.OK, f"{dead}\tPENDING\n{canceled}\tPENDING\n")

@@ -231,6 +231,17 @@ def test_a_queue_without_tasks_and_a_task_without_a_worker_are_warned_of(url: st
     )
 
 
+def test_a_queue_that_may_be_mistyped_is_reported_with_the_nearest_one(caplog: pytest.LogCaptureFixture) -> None:
+    with Harbor("memory://") as harbor:
+
+        @harbor.task(queue="mail")
+        def send() -> None: ...
+
+        warn_about_queues(harbor.worker(queues=["mial", "mail"]), harbor, ["mial", "mail"])
+
+    assert caplog.messages == ["queue mial: served, but no task of this app has it; did you mean 'mail'?"]
+
+
 def test_a_queue_that_another_worker_serves_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with Harbor("memory://") as harbor:
 
@@ -313,13 +324,14 @@ def test_an_unknown_level_in_the_environment_is_refused(
     assert "'loud': TASKHARBOR_LOG_LEVEL must be one of debug, info, warning, error" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["botocore", "django.tasks"])
 @pytest.mark.parametrize(("configured", "expected"), [(logging.NOTSET, logging.WARNING), (logging.INFO, logging.INFO)])
-def test_info_of_the_aws_sdk_is_logged_only_if_the_app_configures_it(
-    configured: int, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_info_of_repetitive_loggers_is_logged_only_if_the_app_configures_it(
+    configured: int, expected: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sdk = logging.getLogger("botocore")
-    monkeypatch.setattr(sdk, "level", configured)
+    logger = logging.getLogger(name)
+    monkeypatch.setattr(logger, "level", configured)
 
     log_to_stderr(as_json=False, level=None)
 
-    assert sdk.level == expected
+    assert logger.level == expected

@@ -46,8 +46,8 @@ def test_as_json_the_memory_store_has_no_schema_and_nothing_pending(
 def test_a_store_that_this_version_cannot_open_is_refused(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     ended = run(cli, ["migrate", verb, "--url", "redis://db/app"])
 
-    opens = "postgresql://localhost/app and sqlite:///jobs.db"
-    line = f"error: there is no store 'redis'; this version opens {opens}\n"
+    opens = "postgresql://localhost/app or sqlite:///jobs.db"
+    line = f"error: no store has URLs that begin with redis://; use one such as {opens}\n"
     assert ended == ExitCode.USAGE
     assert capsys.readouterr().err == line
 

@@ -61,7 +61,7 @@ def test_an_operation_that_has_not_started_is_undone(any_console: Console) -> No
     again = any_console("operations", "stop", operation_id)
 
     assert f"operation {operation_id} created" in created.err
-    assert (stopped.code, stopped.out) == (ExitCode.OK, "stopped: 0 jobs were changed\n")
+    assert (stopped.code, stopped.out) == (ExitCode.OK, "stopped: 0 jobs changed\n")
     assert again.out == stopped.out
     assert any_console.job(job_id).status is Status.DEAD
     assert [entry.action for entry in any_console.audit()] == ["operations.stop", "operations.create"]
@@ -131,7 +131,7 @@ def test_an_unconfirmed_operation_is_not_created(console: Console) -> None:
     said = console("jobs", "cancel", "--all")
 
     assert said.code == ExitCode.REFUSED
-    assert "cancel 1 jobs" in said.err
+    assert "cancel 1 job;" in said.err
     assert console.driver.operations.recent(limit=1) == []
 
 

@@ -41,7 +41,7 @@ def test_the_exit_code_and_the_error_reach_the_shell() -> None:
 
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "error: there is no store 'postgre'; did you mean postgres://?\n"
+    assert done.stderr == "error: no store has URLs that begin with postgre://; did you mean postgres://?\n"
 
 
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:

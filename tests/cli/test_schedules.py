@@ -105,7 +105,10 @@ def test_an_unknown_schedule_name_suggests_the_nearest(verb: str, nightly: Conso
     said = nightly("schedules", verb, "nighly")
 
     assert (said.code, said.out) == (ExitCode.NOT_FOUND, "")
-    assert said.err == "error: schedule 'nighly' not found; did you mean 'nightly'?\n"
+    assert (
+        said.err
+        == "error: schedule 'nighly' not found; did you mean 'nightly'? 'taskharbor schedules list' shows all\n"
+    )
     assert nightly.audit() == []
 
 

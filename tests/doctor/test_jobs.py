@@ -215,7 +215,7 @@ def test_dead_letters_are_reported_until_they_are_requeued(subject: Subject) -> 
     dead = subject.bring(Status.DEAD)
     subject.driver.maintenance.roll_up(keep=KEEP)
 
-    assert problem(subject, "dead letters").text == "1 dead letters: default 1"
+    assert problem(subject, "dead letters").text == "1 dead letter: default 1"
 
     subject.requeue(dead)
     subject.driver.maintenance.roll_up(keep=KEEP)

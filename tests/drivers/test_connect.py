@@ -146,7 +146,7 @@ def test_an_unknown_scheme_is_answered_with_the_nearest_known_one(typed: str, me
     with pytest.raises(UsageError) as caught:
         connect(f"{typed}://app:{CANARY}@db/app")
 
-    assert str(caught.value) == f"there is no store {typed!r}; did you mean {meant}://?"
+    assert str(caught.value) == f"no store has URLs that begin with {typed}://; did you mean {meant}://?"
 
 
 def test_an_unknown_scheme_without_a_near_match_lists_the_stores() -> None:
@@ -155,7 +155,7 @@ def test_an_unknown_scheme_without_a_near_match_lists_the_stores() -> None:
 
     assert (
         str(caught.value)
-        == "there is no store 'redis'; this version opens postgresql://localhost/app and sqlite:///jobs.db"
+        == "no store has URLs that begin with redis://; use one such as postgresql://localhost/app or sqlite:///jobs.db"
     )
 
 
@@ -178,7 +178,7 @@ def test_an_invalid_url_is_shown_without_its_password(given_: str, shown: str) -
 
     assert (
         str(caught.value)
-        == f"{shown!r} is not the URL of a store; this version opens postgresql://localhost/app and sqlite:///jobs.db"
+        == f"{shown!r} is not the URL of a store; write one such as postgresql://localhost/app or sqlite:///jobs.db"
     )
 
 

@@ -109,6 +109,14 @@ def test_a_misspelled_file_is_an_error_and_is_not_created(shell: Shell) -> None:
     assert [*shell.folder.iterdir()] == []
 
 
+def test_without_a_store_and_an_app_both_ways_out_are_named(shell: Shell) -> None:
+    ran = shell.run("taskharbor jobs list")
+
+    assert ran.code == 2
+    assert "--url" in ran.err
+    assert "no app was found here either: name yours in TASKHARBOR_APP" in ran.err
+
+
 def test_a_store_in_memory_is_refused_for_one_command(shell: Shell) -> None:
     ran = shell.run("taskharbor enqueue greet --url memory://")
 

@@ -87,6 +87,11 @@ def test_in_the_folder_of_an_app_no_command_needs_a_url(shop: Shell) -> None:
     assert shop.run("taskharbor migrate check").code == 0
 
 
+def test_a_janitor_uses_the_store_of_the_app_in_its_folder(shop: Shell) -> None:
+    with shop.background("taskharbor janitor --migrate") as janitor:
+        janitor.wait_for("store sqlite:///shop.db")
+
+
 def test_a_url_goes_before_the_store_of_the_app(shop: Shell) -> None:
     shop.run("taskharbor migrate up --url sqlite:///other.db")
     shop.environ["TASKHARBOR_URL"] = "sqlite:///other.db"

@@ -14,6 +14,7 @@ from taskharbor.core.errors import JobNotFound
 from taskharbor.core.ids import new_token
 from taskharbor.core.results import Kept, Transitioned
 from taskharbor.core.states import Status
+from taskharbor.core.text import plural
 from taskharbor.dead_letters import paced_batches
 from taskharbor.janitor import STATS_RETENTION
 from taskharbor.outbox import close_unpublished, give_up_events, purge
@@ -62,7 +63,7 @@ class BulkRequeue:
         preview(self._driver, found)
         refused: list[TaskHarborError] = []
         if found and not dry_run:
-            confirm(f"requeue {len(found):,} dead letters", yes=yes or len(found) == 1)
+            confirm(f"requeue {plural(len(found), 'dead letter')}", yes=yes or len(found) == 1)
             refused = self._requeue(found)
         done = 0 if dry_run else len(found) - len(refused)
         result = {
@@ -118,7 +119,7 @@ class BulkPurge:
         preview(self._driver, found)
         removed, kept = 0, Counter[Kept]()
         if found and not dry_run:
-            confirm(f"permanently remove {len(found):,} dead letters", yes=yes)
+            confirm(f"permanently remove {plural(len(found), 'dead letter')}", yes=yes)
             removed, kept = self._purge(found)
         result = {"matched": len(found), "removed": removed, "dry_run": dry_run, "kept": kept, "operation": None}
         echo_data(result, as_json=as_json, plain=f"removed {removed} of {len(found)}")

@@ -219,7 +219,8 @@ ERROR_EXITS: Final[Mapping[type[BaseException], ErrorExit]] = MappingProxyType({
     errors.JobTimedOut:            ErrorExit(ExitCode.JOB_FAILED, "job-timed-out"),
     errors.LeaseLost:              ErrorExit(ExitCode.CONFLICT, "lease-lost"),
     errors.OperationNotFound:      ErrorExit(ExitCode.NOT_FOUND, "operation-not-found", hint="check the id"),
-    errors.ScheduleNotFound:       ErrorExit(ExitCode.NOT_FOUND, "schedule-not-found"),
+    errors.ScheduleNotFound:       ErrorExit(ExitCode.NOT_FOUND, "schedule-not-found",
+                                             hint="'taskharbor schedules list' shows all"),
     errors.SchemaOutOfDate:        ErrorExit(ExitCode.SCHEMA_OUT_OF_DATE, "schema-out-of-date"),
     errors.StoreUnavailable:       ErrorExit(ExitCode.CANNOT_CONNECT, "store-unavailable",
                                              hint="'taskharbor doctor' examines it"),
@@ -295,10 +296,20 @@ def _hint(error: Exception) -> str:
             return f"put it before the command: '{owner} {error.option_name} ...'"
         case NoSuchCommand() if found := get_close_matches(error.name, error.known, n=1):
             return f"did you mean {found[0]!r}?"
+        case UrlMissing():
+            return _app_hint()
         case click.UsageError(ctx=click.Context() as ctx):
             return f"see '{ctx.command_path} --help'"
         case _:
             return ""
+
+
+def _app_hint() -> str:
+    """Return how to name an app, whose store commands use, if none is found."""
+    from taskharbor.cli.app_loader import search_app  # that module imports this one
+
+    how = "no app was found here either: name yours in TASKHARBOR_APP, or as app of [tool.taskharbor] in pyproject.toml"
+    return how if search_app() is None else ""
 
 
 def _owner(option: str, ctx: click.Context) -> str | None:

@@ -15,6 +15,7 @@ from taskharbor.core.codec import JsonCodec
 from taskharbor.core.model import result_context
 from taskharbor.core.results import Page, Transitioned
 from taskharbor.core.states import Status
+from taskharbor.core.text import plural
 from taskharbor.diagnosis import diagnose_all
 from taskharbor.timeline import Kind, read_timeline
 from taskharbor.views import (
@@ -231,6 +232,14 @@ def _newest_of_each_error(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
 
 def _traceback(attempt: Attempt) -> str:
     return "" if attempt.failure is None else printable_lines(attempt.failure.traceback)
+
+
+def report_running(results: Sequence[Transitioned | IllegalTransition | JobNotFound]) -> None:
+    """Print that canceled jobs which run are still PROCESSING, because their workers must stop them."""
+    running = sum(isinstance(result, Transitioned) and result.status is Status.PROCESSING for result in results)
+    if running:
+        text = "is running and was asked to stop" if running == 1 else "are running and were asked to stop"
+        echo_status(f"{plural(running, 'job')} {text}; 'taskharbor jobs wait ID' waits for the end")
 
 
 def report_transitions(

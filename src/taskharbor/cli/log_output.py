@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _SHORT_ID_CHARS: Final = 12
-_SDK: Final = "botocore"
-"""The logger of the AWS SDK. Its INFO lines repeat where each client found its credentials and its endpoint."""
+_REPETITIVE: Final = ("botocore", "django.tasks")
+"""Loggers whose INFO lines repeat where the AWS SDK found its credentials, and what a worker logs of each attempt."""
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"at", "level", "logger", "message", "asctime"}
 """The attributes of every record. All others were added to it, and belong into a line of JSON."""
 
@@ -37,8 +37,9 @@ def log_to_stderr(*, as_json: bool, level: str | None, capture_level: str | None
     if captured < lowest:
         handler.setLevel(lowest)
     logging.basicConfig(level=min(lowest, captured), handlers=[handler])
-    if (sdk := logging.getLogger(_SDK)).level == logging.NOTSET and lowest > logging.DEBUG:
-        sdk.setLevel(max(lowest, logging.WARNING))
+    for logger in map(logging.getLogger, _REPETITIVE):
+        if logger.level == logging.NOTSET and lowest > logging.DEBUG:
+            logger.setLevel(max(lowest, logging.WARNING))
     if level is not None:
         logging.getLogger("taskharbor").setLevel(level.upper())
 

@@ -101,7 +101,7 @@ class BulkOperation:
             self._print(None, found, settings)
             return
         count = _count(found.matched, is_capped=found.is_capped)
-        confirm(f"{self._words.verb} {count} {self._what}s", yes=settings.yes)
+        confirm(f"{self._words.verb} {count} {self._what}{'' if found.matched == 1 else 's'}", yes=settings.yes)
         operation, _ = operations.create(self._driver, self._request, found, starts_in=settings.starts_in)
         if not settings.no_wait:
             operation = self._follow(operation)

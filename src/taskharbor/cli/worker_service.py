@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor._version import __version__
 from taskharbor.cli.startup import store_name
+from taskharbor.cli.store import did_you_mean
 from taskharbor.cli.supervised import SupervisorLink
 from taskharbor.cli.systemd import SystemdNotifier
 from taskharbor.core.errors import StoreUnavailable
-from taskharbor.core.text import duration_text
+from taskharbor.core.text import duration_text, plural
 from taskharbor.diagnosis import is_alive
 from taskharbor.health.checks import is_passed
 from taskharbor.service import run_until_signal
@@ -105,7 +106,8 @@ def warn_about_queues(worker: Worker, harbor: Harbor, named: Collection[str]) ->
     if not of_tasks:  # the app registers handlers, which have no queue
         return
     for queue in sorted({*named} - {*of_tasks}):
-        _LOG.warning("queue %s: served, but no task of this app has it", queue)
+        near = did_you_mean(queue, of_tasks)
+        _LOG.warning("queue %s: served, but no task of this app has it%s", queue, f"; {near}" if near else "")
     for queue in sorted({*of_tasks} - {*worker.config.queues} - _served_queues(harbor)):
         text = "queue %s: no live worker serves it; add it to --queues, or start another worker for %s"
         _LOG.warning(text, queue, _listed(of_tasks[queue]))
@@ -121,29 +123,25 @@ def _served_queues(harbor: Harbor) -> set[str]:
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(sorted(names)[:MAX_LISTED])
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return f"{_count(len(names), 'task')}: {shown}{more}" if names else "no tasks"
+    return f"{plural(len(names), 'task')}: {shown}{more}" if names else "no tasks"
 
 
 def _stop_notice(worker: Worker) -> str:
     lost = worker.lost_slots
-    abandoned = f"; not waiting for {_count(lost, 'handler')} still running long after the timeout" if lost else ""
+    abandoned = f"; not waiting for {plural(lost, 'handler')} still running long after the timeout" if lost else ""
     running = worker.running_jobs - lost
     if not running:
         return f"no jobs are running{abandoned}"
     wait = _text(worker.config.grace)
     are = "is" if running == 1 else "are"
-    return f"{_count(running, 'job')} {are} running; waiting up to {wait}; press Ctrl-C again to exit now{abandoned}"
+    return f"{plural(running, 'job')} {are} running; waiting up to {wait}; press Ctrl-C again to exit now{abandoned}"
 
 
 def _exit_notice(worker: Worker) -> str:
     running, lease = worker.running_jobs, _text(worker.config.lease)
     if not running:
         return "exiting now"
-    return f"exiting now; {_count(running, 'running job')} can run elsewhere when the leases expire, within {lease}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"exiting now; {plural(running, 'running job')} can run elsewhere when the leases expire, within {lease}"
 
 
 def _text(length: timedelta) -> str:

@@ -67,6 +67,15 @@ def duration_text(seconds: float) -> str:
     return f"{count:.1f}".removesuffix(".0") + f" {unit}" if count < _DECIMAL_BELOW else f"{count:.0f} {unit}"
 
 
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """Return *count* and the noun that agrees with it.
+
+    >>> plural(1, "job"), plural(19, "job")
+    ('1 job', '19 jobs')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def is_storable(text: str) -> bool:
     """Return whether every store keeps *text* unchanged."""
     return "\x00" not in text and (text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text))

@@ -15,7 +15,8 @@ from taskharbor.core.model import Schedule, WorkerRecord
 from taskharbor.core.results import DeadLetterGroup, QueueStats
 from taskharbor.core.states import WAITING, Status
 from taskharbor.core.statistics import MINUTE, GroupBy, Metric, SeriesQuery, begin_of, version_at
-from taskharbor.dashboard.texts import plural, span
+from taskharbor.core.text import plural
+from taskharbor.dashboard.texts import span
 from taskharbor.diagnosis import is_alive
 from taskharbor.drivers.base import Inspector
 from taskharbor.statistics import MAX_VERSIONS
@@ -198,9 +199,8 @@ def _served(facts: Facts, queue: QueueStats, served: Sequence[WorkerRecord], wai
 def _paused(facts: Facts, queue: QueueStats, path: str, waiting: int) -> Iterator[Attention]:
     if queue.paused_at is not None and queue.paused_at < facts.now - MAX_PAUSE:
         why = f" ({queue.paused_reason})" if queue.paused_reason else ""
-        text = (
-            f"paused by {queue.paused_by} for {span(facts.now - queue.paused_at)}{why}; {plural(waiting, 'job')} wait"
-        )
+        jobs = f"{plural(waiting, 'job')} {_waits(waiting)}"
+        text = f"paused by {queue.paused_by} for {span(facts.now - queue.paused_at)}{why}; {jobs}"
         yield Attention(rule=LONG_PAUSE, subject=queue.name, text=text, path=path, link="Queue", is_bad=False)
 
 

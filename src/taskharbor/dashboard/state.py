@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from taskharbor.api.problems import not_found
 from taskharbor.core.states import Status
+from taskharbor.core.text import plural
 from taskharbor.dashboard import charts, texts
 from taskharbor.views import iso_time
 
@@ -122,7 +123,7 @@ def make_environment() -> Environment:
         "shell": shlex.quote,
         "span": texts.span,
         "number": texts.number,
-        "plural": texts.plural,
+        "plural": plural,
         "utc": texts.utc,
         "iso": iso_time,
         "ago": texts.ago,

@@ -110,15 +110,6 @@ def number(value: float | None, *, is_capped: bool = False) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}{'+' if is_capped else ''}"
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
-    """Return *count* and the noun that agrees with it.
-
-    >>> plural(1, "job"), plural(19, "job")
-    ('1 job', '19 jobs')
-    """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def short_name(actor: str | None) -> str:
     """Return the name of an actor without the id of their key.
 

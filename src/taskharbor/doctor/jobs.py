@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.results import JobFilter
 from taskharbor.core.states import WAITING, Status
-from taskharbor.core.text import duration_text
+from taskharbor.core.text import duration_text, plural
 from taskharbor.diagnosis import is_alive
 from taskharbor.doctor.delivery import check_delivery
 from taskharbor.doctor.findings import Finding, Level, run_check
@@ -165,7 +165,7 @@ def _dead(queues: Sequence[QueueStats]) -> Iterator[Problem]:
         where = ", ".join(f"{name} {count:,}" for name, count in list(dead.items())[:MAX_NAMED])
         yield (
             Level.WARN,
-            f"{sum(dead.values()):,} dead letters: {where}",
+            f"{plural(sum(dead.values()), 'dead letter')}: {where}",
             "taskharbor dead groups shows their errors; requeue or purge them",
         )
 

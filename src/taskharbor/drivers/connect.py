@@ -97,7 +97,7 @@ class NotAUrl(UsageError):
     def __str__(self) -> str:
         if self.shown.lower().startswith("sqlite:"):
             return f"{self.shown!r} is not the URL of a file; write sqlite:///jobs.db or sqlite:////var/lib/jobs.db"
-        return f"{self.shown!r} is not the URL of a store; this version opens {_usable()}"
+        return f"{self.shown!r} is not the URL of a store; write one such as {_usable()}"
 
 
 class UnknownStore(UsageError):
@@ -109,8 +109,8 @@ class UnknownStore(UsageError):
 
     def __str__(self) -> str:
         nearest = get_close_matches(self.scheme, _STORES, n=1)
-        hint = f"did you mean {nearest[0]}://?" if nearest else f"this version opens {_usable()}"
-        return f"there is no store {self.scheme!r}; {hint}"
+        hint = f"did you mean {nearest[0]}://?" if nearest else f"use one such as {_usable()}"
+        return f"no store has URLs that begin with {self.scheme}://; {hint}"
 
 
 class DriverNotInstalled(UsageError):
@@ -125,7 +125,7 @@ class DriverNotInstalled(UsageError):
 
 
 def _usable() -> str:
-    return "postgresql://localhost/app and sqlite:///jobs.db"
+    return "postgresql://localhost/app or sqlite:///jobs.db"
 
 
 def _open_memory(_url: str) -> Driver:

@@ -95,14 +95,20 @@ def test_an_invalid_url_is_rejected_with_the_correct_form(url: str, terminal: Te
     assert (ended, "postgresql://user@host:5432/database" in line) == (ExitCode.USAGE, True)
 
 
-@pytest.mark.parametrize("where", ["127.0.0.1:1", "nowhere.invalid:5432"])
-def test_an_unreachable_server_is_reported_with_what_to_check(where: str, terminal: Terminal) -> None:
+@pytest.mark.parametrize(
+    ("where", "hint"),
+    [
+        ("127.0.0.1:1", "connection refused; check host and port"),
+        ("nowhere.invalid:5432", "host not found; check its name"),
+    ],
+)
+def test_an_unreachable_server_is_reported_with_what_to_check(where: str, hint: str, terminal: Terminal) -> None:
     url = f"postgresql://app:{CANARY}@{where}/app"
 
     message = refusal(url)
     ended, line = terminal("status", url)
 
-    assert f"database 'app' on {where.partition(':')[0]}: connection refused; check host and port" in message
+    assert f"database 'app' on {where.partition(':')[0]}: {hint}" in message
     assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
 
 

@@ -16,6 +16,7 @@ import taskharbor.integrations.django
 from taskharbor.drivers.postgres.schema import MIGRATIONS as POSTGRES
 from taskharbor.drivers.sqlite.schema import MIGRATIONS as SQLITE
 from taskharbor.integrations.django.checks import check_tables
+from taskharbor.integrations.django.management.commands.taskharbor import Command
 from taskharbor.integrations.django.stores import add_task, url_of_database
 from taskharbor.integrations.django.tasks_api import task_backends
 from tests.support import django_project  # isort: split  # noqa: F401  it configures Django
@@ -122,3 +123,15 @@ def test_the_url_of_a_database_names_it_with_its_password(monkeypatch: pytest.Mo
     assert ":p%40ss%2Fword@/" in url
     assert "sslmode=prefer" in url
     assert f"/{settings['NAME']}?" in url
+
+
+@pytest.mark.usefixtures("sqlite")
+@pytest.mark.parametrize("words", [["--backend", "reports", "stats"], ["--backend=reports", "stats"]])
+def test_an_unknown_backend_is_refused_with_the_known_ones(words: list[str]) -> None:
+    err = io.StringIO()
+
+    with pytest.raises(SystemExit) as ended:
+        Command(stderr=err).run_from_argv(["manage.py", "taskharbor", *words])
+
+    assert ended.value.code == 2
+    assert err.getvalue() == "error: TASKS has no backend of TaskHarbor named 'reports'; it has default\n"

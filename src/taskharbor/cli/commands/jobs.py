@@ -168,7 +168,7 @@ def cancel(
     from taskharbor.cancellation import cancel_jobs
     from taskharbor.cli.app_loader import hooks_of
     from taskharbor.cli.job_ids import job_ids_of
-    from taskharbor.cli.jobs_view import report_transitions
+    from taskharbor.cli.jobs_view import report_running, report_transitions
     from taskharbor.cli.operations_view import BulkOperation, BulkSettings, check_selection
     from taskharbor.cli.store import record_audit
     from taskharbor.core.operations import OperationKind, OperationOptions
@@ -184,6 +184,7 @@ def cancel(
             chosen(options=options, call_hooks=call_hooks).run(settings)
             return
         results = cancel_jobs(driver, job_ids_of(driver, job_ids), call_hooks)
+        report_running(results)
         detail = {"why": reason} if reason else {}
         report_transitions(
             driver, results, as_json=as_json, note=lambda job_id: record_audit(driver, "jobs.cancel", job_id, **detail)
@@ -240,7 +241,7 @@ def reschedule(
 @click.option("--budget", type=click.IntRange(min=1), help="How many attempts each gets.  [default: as many as it had]")
 @due_options
 @click.option("--payload", metavar="JSON|@FILE|-", help="A new payload, for one job, as with 'enqueue'.")
-@click.option("--why", "reason", default="", help="The reason, for the jobs' history.")
+@click.option("--reason", "--why", "reason", default="", help="The reason, for the jobs' history.")
 @app_option
 @url_option
 @json_option

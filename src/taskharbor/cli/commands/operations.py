@@ -63,8 +63,9 @@ def stop(*, url: str, operation_id: str, as_json: bool) -> None:
     An operation that has ended stays as it is.
     """
     from taskharbor.cli.operations_view import find_operation, show_operation
+    from taskharbor.core.text import plural
     from taskharbor.operations import stop as stop_operation
 
     with open_driver(url) as driver:
         stopped = stop_operation(driver, find_operation(driver, operation_id).id, by=current_actor())
-        show_operation(stopped, as_json=as_json, plain=f"{stopped.state.value}: {stopped.done} jobs were changed")
+        show_operation(stopped, as_json=as_json, plain=f"{stopped.state.value}: {plural(stopped.done, 'job')} changed")

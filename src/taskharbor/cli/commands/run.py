@@ -145,23 +145,22 @@ def janitor(
     Reclaims jobs of dead workers, fires schedules, and removes data past its retention. Every worker does
     this too; run a janitor if there are times without workers.
 
-    APP is a Harbor, named as for 'taskharbor worker': its publisher receives dead-letter events, its hooks
-    are called, and its codec encodes the payloads of scheduled jobs. Its schedules are not declared: that
-    needs a worker, which has handlers. The log goes to stderr.
+    APP is a Harbor, named and found as for 'taskharbor worker': its publisher receives dead-letter events,
+    its hooks are called, and its codec encodes the payloads of scheduled jobs. Its schedules are not
+    declared: that needs a worker, which has handlers. The log goes to stderr.
     """
     from contextlib import nullcontext
 
-    from taskharbor.cli.app_loader import load_app
+    from taskharbor.cli.app_loader import harbor_for
     from taskharbor.cli.log_output import log_to_stderr
     from taskharbor.cli.metrics import export_store
     from taskharbor.cli.sqs import sqs_transport
     from taskharbor.cli.startup import prepare_store
-    from taskharbor.harbor import Harbor
 
-    loaded = None if app is None else load_app(app).harbor
+    loaded = harbor_for(app)
     log_to_stderr(as_json=as_json, level=log_level)
     with (
-        loaded or Harbor() as harbor,
+        loaded as harbor,
         health.serve("janitor", harbor) as probes,
         sqs_transport() if sqs else nullcontext() as transport,
     ):

@@ -8,6 +8,7 @@ from taskharbor.cli.main import LazyGroup
 from taskharbor.cli.options import json_option
 from taskharbor.cli.render import echo_data, echo_status
 from taskharbor.cli.sqs import harbor_with_queues, queue_shapes, queues_of, queues_option, sqs_transport
+from taskharbor.core.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ def setup(*, app: str | None, queues: tuple[str, ...] | None, as_json: bool) -> 
         transport.ensure_queues(shapes)
         names = {shape.name: transport.name(shape.name) for shape in shapes}
         echo_data({"queues": names}, as_json=as_json, plain="\n".join(names.values()))
-        echo_status(f"{len(names)} queues up to date")
+        echo_status(f"{plural(len(names), 'queue')} up to date")
 
 
 @sqs.command()

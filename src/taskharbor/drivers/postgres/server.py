@@ -53,8 +53,13 @@ class ReplyLost(StoreUnavailable):
 _POOLER: Final = (
     "there seems to be a pooler in transaction mode; add ?pooler=transaction to the URL, or connect directly"
 )
+# libpq has no SQLSTATE for these two.
+_NO_HOST: Final = "no host"
+_NO_REPLY: Final = "no reply"
 _HINTS: Final = {
     "08001": "connection refused; check host and port",
+    _NO_HOST: "host not found; check its name",
+    _NO_REPLY: "no reply; check host, port and firewall",
     "08P01": _POOLER,
     "25006": "the server is read-only; connect to the primary",
     "26000": _POOLER,
@@ -76,7 +81,7 @@ _HINTS: Final = {
     "57P05": "the server closed an idle connection",
 }
 _REFUSED: Final = {"08P01", "28000", "28P01", "3D000", "42501"}
-_UNAVAILABLE: Final = {"08001", "25006", "57P01", "57P02", "57P03", None}
+_UNAVAILABLE: Final = {"08001", _NO_HOST, _NO_REPLY, "25006", "57P01", "57P02", "57P03", None}
 _FULL: Final = "53300"
 # Errors of the server or its machine, not of the statement: the same call may succeed later.
 _SERVER_CLASSES: Final = {"08", "40", "53", "55", "57", "58", "F0", "XX"}
@@ -88,7 +93,9 @@ _CODES_OF_MESSAGES: Final = {
     'database ".*" does not exist': "3D000",
     "too many (clients|connections)|connection slots are reserved": "53300",
     "the database system is": "57P03",
-    "Connection refused|failed to resolve host|timeout expired": "08001",
+    "Connection refused": "08001",
+    "failed to resolve host": _NO_HOST,
+    "timeout expired": _NO_REPLY,
     "session is read-only|server is in hot standby mode": "25006",
 }
 

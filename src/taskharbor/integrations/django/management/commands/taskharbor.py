@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from django.core.management.base import BaseCommand
 
-from taskharbor.cli.main import cli, run
+from taskharbor.cli.main import ExitCode, cli, run
+from taskharbor.integrations.django.stores import aliases
 from taskharbor.settings import export_app
 
 BACKEND: Final = "--backend"
@@ -34,9 +35,22 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no annotations
         parser.add_argument("words", nargs="*")
 
     def _run(self, words: list[str]) -> int:
-        alias = "default"
-        if words[:1] == [BACKEND]:
-            alias, words = words[1], words[2:]
+        alias, words = _split_backend(words)
+        if alias not in (known := aliases()):
+            fix = f"it has {', '.join(known)}" if known else "the docs of TaskHarbor for Django show its settings"
+            self.stderr.write(f"error: TASKS has no backend of TaskHarbor named {alias!r}; {fix}")
+            return ExitCode.USAGE
         settings = os.environ["DJANGO_SETTINGS_MODULE"]  # noqa: TID251  manage.py has set it; children need it, too
         export_app(f"taskharbor.integrations.django.app:{alias}", DJANGO_SETTINGS_MODULE=settings)
         return run(cli, words)
+
+
+def _split_backend(words: list[str]) -> tuple[str, list[str]]:
+    """Return the alias after --backend, by default that of Django, and the words of the command."""
+    match words:
+        case [option, alias, *command] if option == BACKEND:
+            return alias, command
+        case [option, *command] if option.startswith(f"{BACKEND}="):
+            return option.removeprefix(f"{BACKEND}="), command
+        case _:
+            return "default", words
