@@ -33,6 +33,7 @@ from taskharbor.core.statistics import MINUTE, Metric, SeriesQuery
 from taskharbor.dashboard.figures import QueueFigures, forecast_pause, queue_figures, rate_of
 from taskharbor.dashboard.queries import Reads
 from taskharbor.dashboard.state import Assets
+from taskharbor.installation import install_command
 from taskharbor.testing.clock import ManualClock
 from taskharbor.views import iso_time
 from tests.support.colors import closest_pair, contrast
@@ -174,7 +175,7 @@ create_app(Harbor("memory://"))
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
 
     assert ran.returncode == 0, ran.stderr
-    assert "pip install 'taskharbor[dashboard]'" in ran.stderr
+    assert f"run: {install_command('dashboard')}" in ran.stderr
 
 
 def test_a_command_without_jinja2_serves_no_dashboard_and_says_so(

@@ -31,7 +31,9 @@ class DashboardOptions:
         if not self.is_on:
             return []
         if find_spec("jinja2") is None:
-            _LOG.info("no dashboard: Jinja2 is not installed; pip install 'taskharbor[dashboard]'")
+            from taskharbor.installation import install_command
+
+            _LOG.info("no dashboard: Jinja2 is not installed; run: %s", install_command("dashboard"))
             return []
         from taskharbor.dashboard import dashboard
 
