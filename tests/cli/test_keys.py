@@ -66,4 +66,5 @@ def test_a_wrong_line_is_a_usage_error(words: list[str], console: Console) -> No
     said = console("keys", *words)
 
     assert (said.code, said.out) == (ExitCode.USAGE, "")
+    assert len(said.err.splitlines()) == 1
     assert console.audit() == []

@@ -82,6 +82,10 @@ def test_the_command_of_flask_runs_a_command_of_taskharbor(tmp_path: Path, monke
     ran = app.test_cli_runner().invoke(args=["taskharbor", "version"])
 
     assert ran.exit_code == 0, ran.output
+    wrong = app.test_cli_runner().invoke(args=["taskharbor", "worrk"])
+    assert wrong.output == "error: no such command 'worrk'; did you mean 'worker'?\n"
+    wrong = app.test_cli_runner().invoke(args=["taskharbor", "enqueue"])
+    assert wrong.output.endswith("see 'flask taskharbor enqueue --help'\n")
     harbor.close()
 
 

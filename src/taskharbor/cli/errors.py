@@ -282,8 +282,8 @@ def _describe(error: Exception) -> str:
         case click.NoSuchOption():
             return f"no such option {error.option_name!r}"
         case click.ClickException():
-            text = _without_secrets(error.format_message().rstrip("."))
-            return text[:1].lower() + text[1:]
+            text = _without_secrets(" ".join(error.format_message().split()).rstrip("."))
+            return text[:1].lower() + text[1:].replace(". Choose from", "; choose from")
         case _:
             return f"unexpected {type(error).__name__}: {_without_secrets(' '.join(str(error).split()))}"
 

@@ -132,13 +132,13 @@ def cli() -> None:
     """Durable background jobs, stored in your own database."""
 
 
-def run(group: click.Group, args: Sequence[str]) -> int:
-    """Run one command line and return its exit code. Errors are printed to stderr.
+def run(group: click.Group, args: Sequence[str], *, program: str | None = None) -> int:
+    """Run one command line and return its exit code. Errors are printed to stderr, with *program* as the command.
 
     Commands find the line as the object of their context: it is not always that of this process.
     """
     try:
-        code: int | None = group.main(list(args), standalone_mode=False, obj=tuple(args))
+        code: int | None = group.main(list(args), program, standalone_mode=False, obj=tuple(args))
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001  print one line and an exit code instead of a traceback

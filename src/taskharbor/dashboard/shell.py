@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor._version import __version__
 from taskharbor.core.states import Status
-from taskharbor.dashboard.texts import plural, short_name, span
+from taskharbor.core.text import plural
+from taskharbor.dashboard.texts import short_name, span
 from taskharbor.workers import WorkerState, state_of
 
 if TYPE_CHECKING:

@@ -73,4 +73,4 @@ def command(ctx: click.Context, words: tuple[str, ...]) -> None:
     info = ctx.ensure_object(ScriptInfo)
     named = {"FLASK_APP": info.app_import_path} if info.app_import_path else {}
     export_app("taskharbor.integrations.flask_app:harbor", **named)
-    raise click.exceptions.Exit(run(cli, words))
+    raise click.exceptions.Exit(run(cli, words, program="flask taskharbor"))

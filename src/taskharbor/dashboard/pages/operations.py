@@ -13,9 +13,9 @@ from taskharbor.api import actions
 from taskharbor.api.requests import GivenId
 from taskharbor.api.routing import requires_scope
 from taskharbor.core.operations import Operation, OperationId, OperationState, sort_refusals
+from taskharbor.core.text import plural
 from taskharbor.dashboard.replays import read_result
 from taskharbor.dashboard.routing import UiRequest, ui_router
-from taskharbor.dashboard.texts import plural
 from taskharbor.views import operation_view
 
 router: Final = ui_router()

@@ -42,7 +42,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no annotations
             return ExitCode.USAGE
         settings = os.environ["DJANGO_SETTINGS_MODULE"]  # noqa: TID251  manage.py has set it; children need it, too
         export_app(f"taskharbor.integrations.django.app:{alias}", DJANGO_SETTINGS_MODULE=settings)
-        return run(cli, words)
+        return run(cli, words, program="manage.py taskharbor")
 
 
 def _split_backend(words: list[str]) -> tuple[str, list[str]]:
