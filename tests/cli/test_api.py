@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -78,6 +79,8 @@ def test_the_server_socket_allows_disabling_nagles_algorithm() -> None:
 def test_without_the_extra_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in ("commands.run", "metrics"):  # a module imported below would keep the replacement
+        import_module(f"taskharbor.cli.{name}")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
     code = run(cli, ["api", "--url", "memory://"])

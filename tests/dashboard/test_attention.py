@@ -193,7 +193,7 @@ def test_a_queue_paused_for_over_an_hour_needs_attention(store: BrokenStore) -> 
     assert store.tripped() == {}
 
     store.clock.advance(20)
-    assert store.tripped()["long-pause"] == "default paused by ana for 1 h (the mail server is down); 1 job wait"
+    assert store.tripped()["long-pause"] == "default paused by ana for 1 h (the mail server is down); 1 job waits"
 
     store.driver.control.resume(["default"])
     assert "long-pause" not in store.tripped()
