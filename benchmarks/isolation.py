@@ -15,7 +15,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -24,7 +26,12 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks import _isolated_app as app
 from taskharbor.core.hooks import AttemptFailed, JobsSucceeded
 from taskharbor.core.ids import new_token
+from taskharbor.drivers import migrate
+from taskharbor.drivers.postgres.schema import MIGRATIONS, PostgresSchema
+from taskharbor.drivers.postgres.server import ServerAddress
+from taskharbor.testing.postgres import PostgresServer
 from taskharbor.worker.execution import Execution
+from taskharbor.worker.isolation.child import IsolatedCall
 from taskharbor.worker.isolation.pool import ChildPool
 from taskharbor.worker.isolation.zygote import ChildApp
 
@@ -36,7 +43,8 @@ if TYPE_CHECKING:
 PROCESSES: Final = 2
 PAIRS: Final = 5
 CALLS: Final = 4_000
-STORED_JOBS: Final = 3_000
+STORED_JOBS: Final = 6_000
+WARM_UP_JOBS: Final = 300
 TIMEOUTS: Final = 1_000
 JOBS: Final = 10_000
 CHILD_MAX_JOBS: Final = 1_000
@@ -61,18 +69,48 @@ def figures() -> dict[str, object]:
 
 
 def calls() -> dict[str, object]:
-    """Compare isolated no-ops with those of a pool: one call at a time for each of two processes."""
-    rates = [(pool_rate(), child_rate(), stored_rate()) for _ in range(PAIRS)]
+    """Compare isolated no-ops with those of a pool of two processes, one after the other in each pair.
+
+    Other work on the machine takes cores away, and not from both alike. So the CPU time is compared, too.
+    """
+    with tempfile.TemporaryDirectory() as folder, PostgresServer.start(Path(folder)) as server:
+        url = server.database("isolation")
+        migrate.migrate_up(PostgresSchema(ServerAddress(url=url)), MIGRATIONS)
+        of_stores: dict[str, Callable[[], Rate]] = {
+            "isolated jobs of a SQLite store": lambda: stored_rate(None),
+            "isolated jobs of a PostgreSQL store": lambda: stored_rate(url),
+        }
+        measured = {"one isolated call after the other": child_rate, **of_stores}
+        rounds = [(pool_rate(), {name: rate() for name, rate in measured.items()}) for _ in range(PAIRS)]
+    pool = {"per second": round(median(pool.per_second for pool, _ in rounds)), "CPU microseconds": _cpu(rounds)}
+    return {"multiprocessing.Pool.apply": pool, **{name: compared(rounds, name) for name in measured}}
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Calls or jobs per second, and the CPU time of each in this process and its children, in microseconds."""
+
+    per_second: float
+    cpu: float
+
+
+Rounds = Sequence[tuple[Rate, Mapping[str, Rate]]]
+
+
+def compared(rounds: Rounds, name: str) -> dict[str, float]:
     return {
-        "multiprocessing.Pool.apply per second": round(median(pool for pool, _, _ in rates)),
-        "isolated calls per second": round(median(child for _, child, _ in rates)),
-        "isolated jobs of a SQLite store per second": round(median(stored for _, _, stored in rates)),
-        "isolated calls of Pool.apply": round(median(child / pool for pool, child, _ in rates), 2),
-        "isolated jobs of Pool.apply": round(median(stored / pool for pool, _, stored in rates), 2),
+        "per second": round(median(each[name].per_second for _, each in rounds)),
+        "CPU microseconds": round(median(each[name].cpu for _, each in rounds)),
+        "rate of Pool.apply": round(median(each[name].per_second / pool.per_second for pool, each in rounds), 2),
+        "rate of Pool.apply by CPU time": round(median(pool.cpu / each[name].cpu for pool, each in rounds), 2),
     }
 
 
-def pool_rate() -> float:
+def _cpu(rounds: Rounds) -> int:
+    return round(median(pool.cpu for pool, _ in rounds))
+
+
+def pool_rate() -> Rate:
     with multiprocessing.get_context("fork").Pool(PROCESSES) as pool:
         return rate_of(lambda: pool.apply(nothing))
 
@@ -81,7 +119,7 @@ def nothing() -> None:
     """Do nothing, in a process of the pool."""
 
 
-def child_rate() -> float:
+def child_rate() -> Rate:
     with stored() as folder:
         app.noop.enqueue()
         [claim] = app.harbor.driver.reserve(
@@ -97,11 +135,11 @@ def child_rate() -> float:
 
 def run_one(pool: ChildPool, execution: Execution) -> None:
     child = pool.acquire()
-    child.run(execution, 0, lambda *_: None)
+    child.run(IsolatedCall(execution, 0, None, lambda *_: None), lambda _: None)
     pool.release(child)
 
 
-def rate_of(call: Callable[[], Any]) -> float:
+def rate_of(call: Callable[[], Any]) -> Rate:
     """Return how often *call* is done in a second by one thread for each process."""
 
     def repeat(count: int) -> None:
@@ -110,18 +148,40 @@ def rate_of(call: Callable[[], Any]) -> float:
 
     threads = [threading.Thread(target=repeat, args=(CALLS // PROCESSES,)) for _ in range(PROCESSES)]
     repeat(20)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), tree_cpu_seconds()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return CALLS / (time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Rate(CALLS / seconds, (tree_cpu_seconds() - cpu) / CALLS * 1e6)
 
 
-def stored_rate() -> float:
-    with stored():
-        app.harbor.enqueue_many([app.noop.call() for _ in range(STORED_JOBS)])
-        return STORED_JOBS / drained(worker(concurrency=PROCESSES))
+def stored_rate(url: str | None) -> Rate:
+    """Return the rate of a worker with its defaults, after its children have started: as that of the pool."""
+    with stored(url):
+        app.harbor.enqueue_many([app.noop.call() for _ in range(WARM_UP_JOBS + STORED_JOBS)])
+        ended = Ended()
+        running = worker(concurrency=PROCESSES, hooks=[ended])
+        running.start()
+        ended.wait_for(WARM_UP_JOBS)
+        start, cpu, before = time.perf_counter(), tree_cpu_seconds(), ended.count
+        ended.wait_for(WARM_UP_JOBS + STORED_JOBS)
+        seconds, cpu = time.perf_counter() - start, tree_cpu_seconds() - cpu
+        jobs = ended.count - before
+        running.stop()
+        return Rate(jobs / seconds, cpu / jobs * 1e6)
+
+
+def tree_cpu_seconds() -> float:
+    """Return the CPU time of this process and of all that it has started, but not of a server of PostgreSQL."""
+    ticks = 0
+    for pid in {os.getpid(), *descendants(os.getpid())}:
+        with suppress(OSError):
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+            # utime, stime, and those of children that have ended
+            ticks += 0 if name == "postgres" else sum(map(int, rest.split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_work() -> dict[str, object]:
@@ -228,9 +288,9 @@ def kills() -> dict[str, object]:
 
 
 @contextmanager
-def stored() -> Iterator[str]:
+def stored(url: str | None = None) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
-        app.harbor.use_store(f"sqlite:///{folder}/jobs.db")
+        app.harbor.use_store(url or f"sqlite:///{folder}/jobs.db")
         try:
             yield folder
         finally:

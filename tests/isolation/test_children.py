@@ -6,19 +6,16 @@ import logging
 import os
 import signal
 import socket
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.core.ids import JobId, new_token
-from taskharbor.core.model import Job, claim_from_job
 from taskharbor.core.states import FINAL, Status
-from taskharbor.worker.execution import Execution
-from taskharbor.worker.isolation.child import Child
+from taskharbor.worker.isolation.child import Child, IsolatedCall
+from taskharbor.worker.isolation.job_queue import JobQueue
 from taskharbor.worker.isolation.wire import Wire
 from tests.support import isolated_app as app
-from tests.support.isolation_rig import processes
+from tests.support.isolation_rig import new_execution, processes
 from tests.support.waiting import is_running, wait_until
 
 if TYPE_CHECKING:
@@ -99,6 +96,14 @@ def test_processes_that_a_handler_leaves_are_killed(rig: IsolationRig) -> None:
     assert first != second
 
 
+def test_a_copy_of_a_child_that_a_handler_forks_ends_no_attempt(rig: IsolationRig) -> None:
+    handles = [app.fork_and_return.enqueue(number) for number in range(10)]
+
+    rig.drain(concurrency=1)
+
+    assert [handle.result() for handle in handles] == [*range(10)]
+
+
 def test_a_child_that_cannot_start_costs_no_attempt(
     rig: IsolationRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -149,7 +154,7 @@ def test_a_child_that_still_runs_an_attempt_gets_no_other(monkeypatch: pytest.Mo
     link, their_link = socket.socketpair()
     supervision, their_supervision = socket.socketpair()
     output, their_output = os.pipe()
-    child = Child(link, supervision, output)
+    child = Child(link, supervision, output, JobQueue())
 
     def fail(_record: logging.LogRecord) -> bool:
         raise LookupError
@@ -160,28 +165,8 @@ def test_a_child_that_still_runs_an_attempt_gets_no_other(monkeypatch: pytest.Mo
         Wire(their_link).send({"log": fields})
 
         with pytest.raises(LookupError):
-            child.run(new_execution(), 0, lambda *_: None)
+            child.run(IsolatedCall(new_execution(), 0, None, lambda *_: None), lambda _: None)
 
         assert not child.is_usable
     child.close()
     os.close(their_output)
-
-
-def new_execution() -> Execution:
-    now = datetime.now(UTC)
-    job = Job(
-        id=JobId(new_token()),
-        type="resize",
-        queue="images",
-        priority=0,
-        status=Status.PROCESSING,
-        scheduled_for=now,
-        timeout=None,
-        created_at=now,
-        attempt_count=1,
-        max_attempts=5,
-        lease_token=new_token(),
-        lease_expires_at=now + timedelta(seconds=30),
-        payload=b"[]",
-    )
-    return Execution(claim_from_job(job), ends_at=0.0, times_out_at=None)

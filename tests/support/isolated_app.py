@@ -207,6 +207,20 @@ def leave_a_process(folder: str) -> int:
 
 
 @harbor.task(isolate=True)
+def fork_and_return(number: int) -> int:
+    """Fork, and return in both processes: first in the copy."""
+    if pid := os.fork():
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return number
+    return -number
+
+
+@harbor.task(isolate=True)
+def print_number(number: int) -> None:
+    print(f"number {number}", flush=True)  # noqa: T201  stdout is part of the test
+
+
+@harbor.task(isolate=True)
 def ignore_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.hooks import AttemptFailed, JobsSucceeded
+from taskharbor.core.ids import JobId, new_token
+from taskharbor.core.model import Job, claim_from_job
+from taskharbor.core.states import Status
+from taskharbor.worker.execution import Execution
 from tests.support import isolated_app as app
 from tests.support.waiting import wait_until
 
@@ -17,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taskharbor.core.hooks import HookEvent
-    from taskharbor.core.ids import JobId
-    from taskharbor.core.model import Job
     from taskharbor.tasks import Handle
     from taskharbor.worker import Worker
 
@@ -100,3 +102,24 @@ def descriptors() -> list[str]:
 
 def threads() -> int:
     return threading.active_count()
+
+
+def new_execution(*, payload: bytes = b"[]") -> Execution:
+    """Return an attempt that no store has."""
+    now = datetime.now(UTC)
+    job = Job(
+        id=JobId(new_token()),
+        type="resize",
+        queue="images",
+        priority=0,
+        status=Status.PROCESSING,
+        scheduled_for=now,
+        timeout=None,
+        created_at=now,
+        attempt_count=1,
+        max_attempts=5,
+        lease_token=new_token(),
+        lease_expires_at=now + timedelta(seconds=30),
+        payload=payload,
+    )
+    return Execution(claim_from_job(job), ends_at=0.0, times_out_at=None)

@@ -1,4 +1,4 @@
-"""python -m taskharbor.isolated CONTROL: the zygote of a worker. With two more descriptors and a pid: one child."""
+"""python -m taskharbor.isolated CONTROL: the zygote of a worker. With three more descriptors and a pid: one child."""
 
 from __future__ import annotations
 

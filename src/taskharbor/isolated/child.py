@@ -20,6 +20,8 @@ from taskharbor.core.model import claim_from_job
 from taskharbor.core.outcome import Outcome
 from taskharbor.isolated import linux
 from taskharbor.isolated.child_log import ForwardHandler
+from taskharbor.isolated.inbox import Inbox
+from taskharbor.observability.tracing import in_trace
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.worker.context import AttemptStopped
 from taskharbor.worker.execution import Execution, StopReason
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from taskharbor.worker.context import Context, HandlerServices
     from taskharbor.worker.handlers import AsyncCall, SyncCall
 
+ChildEnds = tuple[int, int, int]
+"""The descriptors of a child: its link to the worker, its output, and its queue of jobs."""
 _LEASE: Final = timedelta(days=1)  # the executor asks for one; the worker has the real lease
 READ_SECONDS: Final = 0.001
 """How often the connection is read at most while a handler asks whether it must stop: a read takes 3 µs."""
@@ -76,19 +80,21 @@ class IsolatedApp:
     def codec(self) -> Codec:
         return self._harbor.codec
 
-    def serve(self, link: int, output: int, *, parent: int) -> int:
-        """Run attempts until the worker closes *link*, and return the exit code of this process."""
+    def serve(self, ends: ChildEnds, *, parent: int) -> int:
+        """Run attempts until the worker closes the link, and return the exit code of this process."""
+        link, output, jobs = ends
         # A group of its own, which is killed with it. Not a session: the kernel schedules each session as one unit
         # (autogroup), and a child that must wait for its turn after the worker makes a call four times as long.
         os.setpgid(0, 0)
         linux.die_with(parent)
         linux.adopt_orphans()
         linux.prefer_in_oom_kill()
-        _use_standard_descriptors(output)
+        output = _use_standard_descriptors(output)
         faulthandler.enable(all_threads=False)  # a crash writes its stack to the output
-        connection = socket.socket(fileno=link)
-        connection.set_inheritable(False)
-        server = ChildServer(Wire(connection), self._harbor, self._handlers, self._guard)
+        for descriptor in (link, jobs):
+            os.set_inheritable(descriptor, False)  # noqa: FBT003  a function of the standard library
+        inbox = Inbox(Wire(socket.socket(fileno=link)), socket.socket(fileno=jobs), output)
+        server = ChildServer(inbox, self._harbor, self._handlers, self._guard)
         ForwardHandler(server.send).install(self._log_levels)
         try:
             return server.run()
@@ -99,10 +105,12 @@ class IsolatedApp:
 
 
 class ChildServer:
-    """Runs the attempts that arrive on *wire*. The recorder of its executor sends their outcomes back."""
+    """Runs the attempts that arrive in *inbox*. The recorder of its executor sends their outcomes back."""
 
-    def __init__(self, wire: Wire, harbor: Harbor, handlers: HandlerRegistry, guard: AttemptGuard) -> None:
-        self._wire = wire
+    def __init__(self, inbox: Inbox, harbor: Harbor, handlers: HandlerRegistry, guard: AttemptGuard) -> None:
+        self._inbox = inbox
+        self._wire = inbox.link
+        self._pid = os.getpid()
         self._harbor = harbor
         self._runtime = ChildRuntime()
         self._guard = guard
@@ -124,9 +132,8 @@ class ChildServer:
             self._kept_children = linux.children_of_this_process()
         self.send({"ready": True})
         try:
-            while (frame := self._wire.receive()) is not None:
-                if "run" in frame[0]:  # a stop that came too late is not for the next attempt
-                    self._run(frame[0], frame[1])
+            while (frame := self._inbox.next_job()) is not None:
+                self._run(*frame)
         except (OSError, FrameTooLarge):
             return LINK_LOST
         try:
@@ -153,9 +160,12 @@ class ChildServer:
         self._outcome = None
         execution = ChildExecution(claim_from_job(job), self)
         self._guard.begin(execution, message["memory"])
-        self._executor.start([execution])
-        self._runtime.run_waiting(execution, self._wire.fileno())
+        with in_trace(message["trace"]):
+            self._executor.start([execution])
+            self._runtime.run_waiting(execution, self._wire.fileno())
         self._guard.end()
+        if os.getpid() != self._pid:
+            os._exit(0)  # a copy that the handler has forked: the attempt is that of the original
         self._send_outcome(execution, is_measured=message["is_measured"])
 
     def put(self, execution: Execution, outcome: Outcome | None) -> None:  # noqa: ARG002  there is only one
@@ -165,12 +175,14 @@ class ChildServer:
     def _send_outcome(self, execution: ChildExecution, *, is_measured: bool) -> None:
         outcome = self._outcome
         result = None if outcome is None else outcome.result
+        leftovers = self._leftovers()
         frame = {
             "ended": None if outcome is None else outcome_message(outcome),
             "has_result": result is not None,
             "is_stopped": execution.is_asked_to_stop,
             "rss": linux.memory_of(os.getpid()) if is_measured else 0,
-            "leftovers": self._leftovers(),
+            "leftovers": leftovers,
+            "is_waiting": self._inbox.close_if(leftovers > 0),
         }
         try:
             self.send(frame, result or b"")
@@ -381,11 +393,13 @@ class ChildRuntime(ThreadRuntime):
         return self._loop
 
 
-def _use_standard_descriptors(output: int) -> None:
-    """Read nothing from stdin, and write stdout and stderr to the pipe of the worker."""
+def _use_standard_descriptors(output: int) -> int:
+    """Read nothing from stdin, and write stdout and stderr to the pipe of the worker. Return a descriptor of it."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
+    kept = os.dup(1)  # a handler may replace the others
     for descriptor in {null, output} - {0, 1, 2}:
         os.close(descriptor)
+    return kept

@@ -35,9 +35,9 @@ def main(arguments: Sequence[int]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.path[:] = begin[0]["path"]
     if len(arguments) > 1:
-        _, link, output, parent = arguments
+        _, link, output, jobs, parent = arguments
         control.close()
-        return load(begin[0]).serve(link, output, parent=parent)
+        return load(begin[0]).serve((link, output, jobs), parent=parent)
     return serve(control, begin[0])
 
 

@@ -22,9 +22,9 @@ from taskharbor.worker.isolation.wire import FrameTooLarge, Wire
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taskharbor.isolated.child import IsolatedApp
+    from taskharbor.isolated.child import ChildEnds, IsolatedApp
 
-    StartChild = Callable[[int, int, set[int]], int]
+    StartChild = Callable[[ChildEnds, set[int]], int]
 
 MEMORY_POLL_SECONDS: Final = 0.05
 STRAY_POLL_SECONDS: Final = 0.05
@@ -32,8 +32,8 @@ ABORT_SECONDS: Final = 0.1
 """How long before it is killed a child that does not stop is asked for its stack."""
 RETIRE_SECONDS: Final = 5.0
 """How long a child may take to leave its lifespan."""
-DESCRIPTORS: Final = 3
-"""How many descriptors come with a request: the child's link, its supervision and its output."""
+DESCRIPTORS: Final = 4
+"""How many descriptors come with a request: the child's link, its supervision, its output and its jobs."""
 START: Final = b"s"
 FINISH: Final = b"q"
 
@@ -58,7 +58,7 @@ class Supervised:
 class Zygote:
     """Serves one worker over *control*, in one thread, until the worker ends it or is gone.
 
-    *start* makes a child process of its link, its output and the descriptors that it must close, and returns its pid.
+    *start* makes a child process of its descriptors and of those that it must close, and returns its pid.
     Each child has a connection to the worker for its supervision. The worker asks with it to stop the child or to watch
     its memory; if it ends, the child is killed.
     """
@@ -122,18 +122,18 @@ class Zygote:
         else:
             raise EOFError
 
-    def _start(self, link: int, supervision: int, output: int) -> None:
+    def _start(self, link: int, supervision: int, output: int, jobs: int) -> None:
         wire = Wire(socket.socket(fileno=supervision))
         try:
-            pid = self.start(link, output, self._own_descriptors() | {supervision})
+            pid = self.start((link, output, jobs), self._own_descriptors() | {supervision})
             pidfd = os.pidfd_open(pid)
         except OSError as error:
             wire.send_now({"error": str(error)})
             wire.close()
             return
         finally:
-            os.close(link)
-            os.close(output)
+            for end in (link, output, jobs):
+                os.close(end)
         child = self.children[pid] = Supervised(pid, pidfd, wire)
         self.selector.register(pidfd, selectors.EVENT_READ, partial(self._ended, child))
         self.selector.register(wire, selectors.EVENT_READ, partial(self._read, child))
@@ -225,7 +225,7 @@ def forking(app: IsolatedApp) -> StartChild:
     """Return a function that forks children of this process, which has loaded *app*."""
     gc.freeze()  # objects of the app are shared by all children until one writes to them
 
-    def fork(link: int, output: int, others: set[int]) -> int:
+    def fork(ends: ChildEnds, others: set[int]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -234,7 +234,7 @@ def forking(app: IsolatedApp) -> StartChild:
         try:
             for descriptor in others:
                 os.close(descriptor)
-            code = app.serve(link, output, parent=parent)
+            code = app.serve(ends, parent=parent)
         finally:
             os._exit(code)
 
@@ -244,10 +244,10 @@ def forking(app: IsolatedApp) -> StartChild:
 def spawning(begin: dict[str, Any]) -> StartChild:
     """Return a function that starts children in new interpreters: they load the app again, as *begin* says."""
 
-    def spawn(link: int, output: int, _others: set[int]) -> int:
+    def spawn(ends: ChildEnds, _others: set[int]) -> int:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            descriptors = (theirs.fileno(), link, output)
+            descriptors = (theirs.fileno(), *ends)
             command = [sys.executable, "-P", "-m", "taskharbor.isolated", *map(str, (*descriptors, os.getpid()))]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)  # noqa: S603
             Wire(ours).send(begin)

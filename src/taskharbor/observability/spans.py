@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import contextmanager
 from math import inf
 from random import getrandbits
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
@@ -38,7 +39,7 @@ from taskharbor.core.trace_context import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
@@ -163,6 +164,13 @@ class Spans:
             _LOG.warning(text, MIN_ATTEMPTS_PER_SECOND)
         return None
 
+    def current_context(self) -> Sequence[str] | None:
+        """Return ``traceparent`` and ``tracestate`` of the current span, for `in_trace` in another process."""
+        if self._tracer is None:
+            return None
+        current = trace.get_current_span().get_span_context()
+        return (read.traceparent, read.state) if current.is_valid and (read := _read(current)) else None
+
     def _renew(self) -> None:
         """Begin a second: find the global provider, which takes 2 µs while there is none, and allow new spans."""
         self._current_tracer()
@@ -214,6 +222,16 @@ class Spans:
         *outcome* is None, or *answer* is not `Settled`, if the outcome was not recorded.
         """
         _safely(_end_attempt, started, outcome, answer, seconds)
+
+
+@contextmanager
+def parent_attached(context: TraceContext) -> Iterator[None]:
+    """Make a span of another process the current one in the block."""
+    token = attach(set_span_in_context(NonRecordingSpan(_span_context(context)), _ROOT))
+    try:
+        yield
+    finally:
+        detach(token)
 
 
 class EnqueueSpan:

@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from taskharbor.core.errors import Problem, UsageError
-from taskharbor.core.trace_context import stored_context
+from taskharbor.core.trace_context import parse_traceparent, stored_context
 from taskharbor.installation import install_command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
     from opentelemetry.trace import TracerProvider
 
     from taskharbor.core.model import JobSummary
@@ -28,6 +32,16 @@ def trace_id_of(job: JobSummary) -> str | None:
     """
     context = stored_context(job.metadata)
     return None if context is None else context.trace_id
+
+
+def in_trace(context: Sequence[str] | None) -> AbstractContextManager[None]:
+    """Make the span of another process the current one in a block: *context* is that of `Spans.current_context`."""
+    parent = None if context is None else parse_traceparent(*context)
+    if parent is None:
+        return nullcontext()
+    from taskharbor.observability.spans import parent_attached  # noqa: PLC0415  needs an optional package
+
+    return parent_attached(parent)
 
 
 def spans_for(tracing: TracingOption, store: object = None) -> Spans | None:

@@ -29,6 +29,11 @@ class AttemptSpans:
         """Start a span, and make it current. Call it in the context in which the handler will run."""
         execution.span = self._spans.start_attempt(execution.claim.job, self._worker)
 
+    def begin_elsewhere(self, execution: Execution) -> Sequence[str] | None:
+        """Start a span as `begin` does; return the trace context for the process in which the handler will run."""
+        self.begin(execution)
+        return self._spans.current_context()
+
     def recorded(
         self, ended: Sequence[tuple[Execution, Outcome | None]], answers: Sequence[Settled | TaskHarborError | None]
     ) -> None:

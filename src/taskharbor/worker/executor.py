@@ -24,7 +24,7 @@ from taskharbor.observability.job_log import CurrentAttempt, current_attempt, jo
 from taskharbor.worker.attempt_spans import AttemptSpans, TracedOutcomes
 from taskharbor.worker.context import Context, NotCommitted
 from taskharbor.worker.execution import StopReason
-from taskharbor.worker.isolation.errors import ChildNotStarted, FailedInChild
+from taskharbor.worker.isolated_runs import IsolatedRuns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from taskharbor.worker.context import HandlerServices
     from taskharbor.worker.execution import Execution
     from taskharbor.worker.handlers import Handler, HandlerRegistry
-    from taskharbor.worker.isolation.child import Child, ChildReport
     from taskharbor.worker.isolation.pool import ChildPool
     from taskharbor.worker.log_writer import LogWriter
     from taskharbor.worker.prefetch import Prefetch
@@ -95,7 +94,6 @@ class Executor:
         children: ChildPool | None = None,
     ) -> None:
         self._spans = spans
-        self._children = children
         self._runtime = runtime
         self._prefetch = prefetch
         self._call_hooks = call_hooks
@@ -106,10 +104,19 @@ class Executor:
         self._handlers = handlers
         self._recorder = recorder if spans is None else TracedOutcomes(recorder)
         self._services = services
+        self._isolated: IsolatedRuns | None = None
+        if children is not None:
+            new_runs = partial(IsolatedRuns, runtime=runtime, handlers=handlers, services=services)
+            self._isolated = new_runs(self, children, recorder=self._recorder, prefetch=prefetch, spans=spans)
 
     def start(self, executions: Sequence[Execution]) -> None:
         """Start the handlers as soon as there are places. An attempt that cannot be started gets its outcome then."""
         self._start(self._prefetch.admit(executions))
+        self._start_waiting()
+
+    def put_back(self, executions: Sequence[Execution]) -> None:
+        """Let taken jobs wait again, before all others. None of their handlers has begun."""
+        self._prefetch.put_back(executions)
         self._start_waiting()
 
     def _start_waiting(self) -> None:
@@ -117,8 +124,7 @@ class Executor:
             self._start(executions)
 
     def _start(self, executions: Sequence[Execution]) -> None:
-        if self._reports_starts:
-            self._report_start(executions)
+        self.report_start(executions)
         async_handlers: list[tuple[Execution, Handler]] = []
         for execution in executions:
             handler = self._handlers.get(execution.claim.job.type)
@@ -127,15 +133,17 @@ class Executor:
                     execution, Outcome.fail(f"no handler for type {execution.claim.job.type!r} is registered here")
                 )
                 self._prefetch.end()
-            elif handler.is_async and not (handler.is_isolated and self._children is not None):
+            elif handler.is_async and not (handler.is_isolated and self._isolated is not None):
                 async_handlers.append((execution, handler))
             else:
                 self._start_sync(execution, handler)
         if async_handlers:
             self._start_async(async_handlers)
 
-    def _report_start(self, executions: Sequence[Execution]) -> None:
+    def report_start(self, executions: Sequence[Execution]) -> None:
         """Call the hooks before the handlers: a handler may end before this thread continues."""
+        if not self._reports_starts:
+            return
         types = self._handlers.types
         jobs = [execution.claim.job for execution in executions if execution.claim.job.type in types]
         if jobs:
@@ -194,54 +202,7 @@ class Executor:
             self._recorder.put(execution, Outcome.snooze(after=START_RETRY_DELAY))
             self._prefetch.end()
 
-    def _run_isolated(self, execution: Execution, handler: Handler, children: ChildPool) -> None:
-        """Run an attempt in a child. Its timeout counts from now on, not from before the start of the child."""
-        try:
-            child = children.acquire()
-        except ChildNotStarted as error:
-            job, delay = execution.claim.job, duration_text(START_RETRY_DELAY.total_seconds())
-            _LOG.error("job %s (%s): %s; retrying in %s", job.id, job.type, error, delay, extra=job_fields(job))
-            self._recorder.put(execution, Outcome.snooze(after=START_RETRY_DELAY))
-            return
-        try:
-            if self._may_begin(execution):
-                context = copy_context()
-                if self._spans is not None:
-                    context.run(self._spans.begin, execution)
-                context.run(self._call_child, execution, handler, child)
-        finally:
-            children.release(child)
-
-    def _call_child(self, execution: Execution, handler: Handler, child: Child) -> None:
-        attempt = self._enter_attempt(execution, handler)
-        try:
-            report = child.run(execution, handler.memory_bytes, self._services.save)
-        except BaseException as error:  # noqa: BLE001  the death of a child fails only its attempt
-            execution.returned(self._runtime.monotonic())
-            # Without a traceback: it would lead through this process, which has no part in it.
-            self._recorder.put(execution, self._failed(execution, error.with_traceback(None)))
-        else:
-            is_late = execution.returned(self._runtime.monotonic())
-            self._recorder.put(execution, self._reported(execution, report, is_late=is_late))
-        finally:
-            attempt.has_ended = True
-
-    def _reported(self, execution: Execution, report: ChildReport, *, is_late: bool) -> Outcome | None:
-        """Return the outcome of an attempt that its child has decided on, if the worker has not decided otherwise."""
-        outcome, reason = report.outcome, execution.stop_reason
-        if reason is StopReason.LOST or outcome is None:
-            return None
-        if outcome.event is Event.ACK:
-            return self.stopped(execution) if is_late else outcome
-        error = None if outcome.failure is None else FailedInChild(outcome.failure)
-        if reason is not None and not report.is_stopped:  # it failed before it knew
-            return self.stopped(execution, error)
-        if self._services.redact is not None:
-            return outcome.redacted(self._services.redact)
-        execution.error = error
-        return outcome
-
-    def _may_begin(self, execution: Execution) -> bool:
+    def may_begin(self, execution: Execution) -> bool:
         """Return whether the handler may begin; if not, record the outcome. Its thread or loop may have been busy."""
         now = self._runtime.monotonic()
         if execution.stop_reason is not None:
@@ -256,16 +217,16 @@ class Executor:
 
     def _run_sync(self, execution: Execution, handler: Handler) -> None:
         try:
-            if handler.is_isolated and self._children is not None:
-                self._run_isolated(execution, handler, self._children)
-            elif self._may_begin(execution):
+            if handler.is_isolated and self._isolated is not None:
+                self._isolated.run(execution, handler)
+            elif self.may_begin(execution):
                 # In a copy: context variables that a handler sets must not leak into the next handler of this thread.
                 context = copy_context()
                 if self._spans is not None:
                     context.run(self._spans.begin, execution)
                 context.run(self._call_sync, execution, handler)
         except BaseException as error:  # noqa: BLE001  of user code around the handler: the attempt needs an outcome
-            self._recorder.put(execution, self._failed(execution, error))
+            self._recorder.put(execution, self.failed(execution, error))
         finally:
             self._free_places.append(None)
 
@@ -279,7 +240,8 @@ class Executor:
         if count and self._prefetch.end(count):
             self._start_waiting()
 
-    def _enter_attempt(self, execution: Execution, handler: Handler) -> CurrentAttempt:
+    def enter_attempt(self, execution: Execution, handler: Handler) -> CurrentAttempt:
+        """Make an attempt the current one of this context, for the log."""
         attempt = CurrentAttempt(execution.claim.job)
         if handler.capture_level is not None and self._logs is not None:
             attempt.capture = self._logs.capture(execution, handler.capture_level)
@@ -287,13 +249,13 @@ class Executor:
         return attempt
 
     def _call_sync(self, execution: Execution, handler: Handler) -> None:
-        attempt = self._enter_attempt(execution, handler)
+        attempt = self.enter_attempt(execution, handler)
         execution.thread = self._runtime.thread_id()
         try:
             result = handler.call(execution.claim.job, Context(execution, self._services))
         except BaseException as error:  # noqa: BLE001  whatever a handler raises fails only its attempt
             execution.returned(self._runtime.monotonic())
-            self._recorder.put(execution, self._failed(execution, error))
+            self._recorder.put(execution, self.failed(execution, error))
         else:
             is_late = execution.returned(self._runtime.monotonic())
             self._recorder.put(execution, self._succeeded(execution, result, is_late=is_late))
@@ -304,18 +266,18 @@ class Executor:
         """Run the handler in one coroutine: to await another one would take a tenth of the time of an empty handler."""
         attempt: CurrentAttempt | None = None
         try:
-            if self._may_begin(execution):
+            if self.may_begin(execution):
                 if self._spans is not None:
                     self._spans.begin(execution)  # each asyncio task has its own context
-                attempt = self._enter_attempt(execution, handler)
+                attempt = self.enter_attempt(execution, handler)
                 result = await handler.call(execution.claim.job, Context(execution, self._services))
                 self._recorder.put(execution, self._succeeded(execution, result))
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop
-            self._recorder.put(execution, self._failed(execution, HandlerExited(repr(error))))
+            self._recorder.put(execution, self.failed(execution, HandlerExited(repr(error))))
         except asyncio.CancelledError as error:
             self._report_cancelled(execution, error)
         except BaseException as error:  # noqa: BLE001  whatever a handler, or user code around it, raises
-            self._recorder.put(execution, self._failed(execution, error))
+            self._recorder.put(execution, self.failed(execution, error))
         finally:
             if attempt is not None:
                 attempt.has_ended = True
@@ -370,7 +332,8 @@ class Executor:
             return Outcome.fail(f"its result cannot be stored: {type(error).__name__}")
         return Outcome.ack(data)
 
-    def _failed(self, execution: Execution, error: BaseException) -> Outcome | None:
+    def failed(self, execution: Execution, error: BaseException) -> Outcome | None:
+        """Return the outcome of an attempt that has raised *error*; None if its lease is lost."""
         return self._decided(execution, error) if execution.stop_reason is None else self.stopped(execution, error)
 
     def stopped(self, execution: Execution, raised: BaseException | None = None) -> Outcome | None:

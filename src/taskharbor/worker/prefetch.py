@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.runtime import MIN_PAUSE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taskharbor.runtime import Runtime
     from taskharbor.worker.execution import Execution
@@ -87,6 +87,21 @@ class Prefetch:
             count = min(self._concurrency - self._running, len(self._waiting))
             self._running += count
             return [self._waiting.popleft()[0] for _ in range(count)]
+
+    def take_ahead(self, count: int, is_fit: Callable[[Execution], bool]) -> list[Execution]:
+        """Remove up to *count* of the next jobs, as long as they are fit to run in the place of another after it."""
+        taken: list[Execution] = []
+        if count > 0 and self._waiting:
+            with self._lock:
+                while len(taken) < count and self._waiting and is_fit(self._waiting[0][0]):
+                    taken.append(self._waiting.popleft()[0])
+        return taken
+
+    def put_back(self, executions: Sequence[Execution]) -> None:
+        """Let jobs of `take_ahead` wait again, before all others."""
+        now = self._runtime.monotonic()
+        with self._lock:
+            self._waiting.extendleft((execution, now) for execution in reversed(executions))
 
     def end(self, count: int = 1) -> bool:
         """Count taken jobs as no longer running; return whether others wait."""

@@ -8,23 +8,27 @@ import select
 import signal
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.model import Progress
 from taskharbor.worker.execution import StopReason
 from taskharbor.worker.isolation.errors import ChildDied, ChildEnd, ChildNotReady, ChildNotStarted, MemoryLimitReached
+from taskharbor.worker.isolation.job_queue import MAX_PACKET_BYTES
 from taskharbor.worker.isolation.messages import job_values, outcome_from_message
 from taskharbor.worker.isolation.output import ChildOutput
-from taskharbor.worker.isolation.wire import FrameTooLarge, Wire
+from taskharbor.worker.isolation.wire import FrameTooLarge, Wire, frame_of
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from taskharbor.core.outcome import Outcome
     from taskharbor.worker.execution import Execution
+    from taskharbor.worker.isolation.job_queue import JobQueue
     from taskharbor.worker.isolation.wire import Frame
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
@@ -35,6 +39,9 @@ END_SECONDS: Final = 0.4
 EXIT_SECONDS: Final = 0.2
 """How long a process that has closed its link may take to end by itself."""
 POLL_SECONDS: Final = 0.5
+BRIEF_SECONDS: Final = 0.005
+"""Attempts are queued in a child while its attempts are shorter. If one takes longer, those after it are taken back."""
+MAX_QUEUED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +55,29 @@ class ChildReport:
     is_stopped: bool
 
 
+@dataclass(frozen=True, slots=True)
+class IsolatedCall:
+    """An attempt for a child: its memory limit, or 0, the trace context of its span, and what saves its progress."""
+
+    execution: Execution
+    limit_bytes: int
+    trace: Sequence[str] | None
+    save: Callable[[Execution, Progress], None]
+
+    def message(self, *, is_measured: bool) -> dict[str, Any]:
+        values = job_values(self.execution.claim.job)
+        return {"run": values, "memory": self.limit_bytes, "is_measured": is_measured, "trace": self.trace}
+
+
 class Child:
-    """A child process that runs one attempt at a time.
+    """A child process that runs one attempt at a time. Brief ones are queued, so that it need not wait for the worker.
 
     *link* leads to the child, *supervision* to the zygote, which is its parent: it sends signals, and reports how the
     child ended. If this side of *supervision* ends, the zygote kills the child.
     """
 
-    def __init__(self, link: socket.socket, supervision: socket.socket, output: int) -> None:
-        self._link, self._supervision = Wire(link), Wire(supervision)
+    def __init__(self, link: socket.socket, supervision: socket.socket, output: int, jobs: JobQueue) -> None:
+        self._link, self._supervision, self._jobs = Wire(link), Wire(supervision), jobs
         self._output = ChildOutput(output)
         self._poll = select.poll()
         for descriptor in (link.fileno(), supervision.fileno(), output):
@@ -66,12 +87,17 @@ class Child:
             self._idle_poll.register(end.fileno(), select.POLLIN)
         self._lock = threading.Lock()
         self._execution: Execution | None = None
+        self._sent: deque[Execution] = deque()  # and not ended: the child runs the first, the others wait
+        self._returned: list[Execution] = []
         self._gives_up_at: float | None = None
-        self._is_sent = self._is_link_over = False
-        self._limit_bytes = 0
+        self._is_link_over = self._is_broken = self._is_sending = False
+        self.limit_bytes = 0
         self._end: ChildEnd | None = None
         self.pid = 0
         self.jobs = 0
+        self.max_jobs = 1
+        self.last_seconds = inf
+        """How long its last attempt took."""
         self.memory_bytes = 0
         """How much physical memory it used after its last job, if that is measured: it takes 15 µs."""
         self.is_measured = False
@@ -95,8 +121,9 @@ class Child:
                         return
                     self._handle_log(frame[0])
                 elif not self.is_usable:
-                    lines = self._output.last_lines()
-                    raise ChildNotStarted("; ".join([str(self._wait_for_end()), *lines[-1:]]))
+                    end = self._wait_for_end()
+                    self._output.read_rest()
+                    raise ChildNotStarted("; ".join([str(end), *self._output.last_lines()[-1:]]))
         raise ChildNotReady(timeout)
 
     @property
@@ -104,86 +131,175 @@ class Child:
         """Whether it has not ended. A child that ended while it was idle must not get an attempt."""
         return self.is_usable and not self._idle_poll.poll(0)
 
-    def run(self, execution: Execution, limit_bytes: int, save: Callable[[Execution, Progress], None]) -> ChildReport:
-        """Run an attempt, and return what the child has decided. Raises `ChildDied` and `MemoryLimitReached`."""
+    @property
+    def free_places(self) -> int:
+        """How many more attempts may be queued now. Only brief ones are, and not those of a child that is measured."""
+        if not self.is_usable or self.is_measured or self.last_seconds > BRIEF_SECONDS:
+            return 0
+        waiting = len(self._sent)
+        return 0 if waiting > MAX_QUEUED / 2 else min(MAX_QUEUED, self.max_jobs - self.jobs) - waiting
+
+    def queue(self, call: IsolatedCall) -> bool:
+        """Send an attempt that will run after those before it; return whether that was possible.
+
+        It is returned by `run` if it does not begin soon, and must be passed to `run` in its turn otherwise. No attempt
+        is queued behind one that `run` itself has sent.
+        """
+        frame = frame_of(call.message(is_measured=False), call.execution.claim.job.payload)
+        with self._lock:
+            may_queue = self.is_usable and call.limit_bytes == self.limit_bytes and len(frame) <= MAX_PACKET_BYTES
+            if not may_queue or not self._jobs.put(frame):
+                return False
+            self._sent.append(call.execution)
+        return True
+
+    def run(self, call: IsolatedCall, on_returned: Callable[[Sequence[Execution]], None]) -> ChildReport:
+        """Run an attempt, and return what the child has decided. Raises `ChildDied` and `MemoryLimitReached`.
+
+        *on_returned* is called with queued attempts that will not run in this child.
+        """
+        execution = call.execution
         self._output.begin()
         self.jobs += 1
+        started_at = time.monotonic()
         with self._lock:
-            self._execution, self._is_sent = execution, False
+            self._execution = execution
         execution.set_stop(self._stop_running)
         try:
-            return self._exchange(execution, limit_bytes, save)
+            return self._exchange(call, started_at + BRIEF_SECONDS, on_returned)
         except (FrameTooLarge, ValueError, KeyError, TypeError) as error:
             # The child sent something else than frames: its handler has written to the connection.
             self.is_usable = False
             raise ChildDied(self._wait_for_end(), [*self._output.last_lines(), f"invalid frame: {error}"]) from None
         except BaseException:  # of user code in the log, for example: the child may still run the attempt
-            self.is_usable = False
+            self.is_usable, self._is_broken = False, True
             raise
         finally:
-            with self._lock:
-                self._execution = None
-            execution.clear_stop()
+            self.last_seconds = time.monotonic() - started_at
+            self._finish(execution, on_returned)
+
+    def _finish(self, execution: Execution, on_returned: Callable[[Sequence[Execution]], None]) -> None:
+        with self._lock:
+            self._execution = None
+            if self._sent and self._sent[0] is execution:
+                self._sent.popleft()
+            if not self.is_usable:
+                self._take_back()
+        execution.clear_stop()
+        self._return(on_returned)
 
     def _exchange(
-        self, execution: Execution, limit_bytes: int, save: Callable[[Execution, Progress], None]
+        self, call: IsolatedCall, waits_until: float, on_returned: Callable[[Sequence[Execution]], None]
     ) -> ChildReport:
-        job = execution.claim.job
-        self._set_limit(limit_bytes)
-        with suppress(OSError):  # it has ended, which the next lines find out
-            message = {"run": job_values(job), "memory": limit_bytes, "is_measured": self.is_measured}
-            self._link.send(message, job.payload)
-            self._is_sent = True
-        while (frame := self._receive()) is None or "ended" not in frame[0]:
+        if self._is_broken:  # it is unknown which attempt its next frame belongs to
+            raise self._death(call.limit_bytes)
+        if not self._sent:
+            self._send(call)
+        while (frame := self._receive(waits_until)) is None or "ended" not in frame[0]:
             if frame is not None:
-                self._handle(execution, frame[0], save)
+                self._handle(call, frame[0])
             elif self._is_link_over or (self._gives_up_at is not None and time.monotonic() > self._gives_up_at):
-                raise self._death(limit_bytes)
-        self._output.read_rest()
-        return self._ended(execution, *frame)
+                raise self._death(call.limit_bytes)
+            if len(self._sent) > 1 and time.monotonic() > waits_until:
+                with self._lock:
+                    self._take_back(keeps_first=True)
+                self._return(on_returned)
+        return self._ended(call.execution, *frame)
+
+    def _send(self, call: IsolatedCall) -> None:
+        if call.limit_bytes != self.limit_bytes:
+            self.limit_bytes = call.limit_bytes
+            self._command(memory=call.limit_bytes)
+        payload = call.execution.claim.job.payload
+        frame = frame_of(call.message(is_measured=self.is_measured), payload)
+        with self._lock:
+            if call.execution.stop_reason is not None and not self.is_usable:
+                return  # it was stopped before it was sent, and the child is about to be killed
+            self._sent.append(call.execution)
+            is_queued = len(frame) <= MAX_PACKET_BYTES and self._jobs.put(frame)
+            self._is_sending = not is_queued
+        if not is_queued:
+            with suppress(OSError):  # it has ended, which the caller finds out
+                self._link.socket.sendall(frame)
+            with self._lock:
+                self._is_sending = False
+
+    def _take_back(self, *, keeps_first: bool = False) -> int:
+        """Take queued attempts back from the child; return how many it has taken, and has not ended as far as known.
+
+        With *keeps_first*, not the first one, if that has not begun. The caller has the lock.
+        """
+        packets = self._jobs.take_back()
+        taken = len(self._sent) - len(packets)
+        if keeps_first and packets and taken == 0:
+            self._jobs.put(packets[0])
+            taken = 1
+        while len(self._sent) > taken:
+            execution = self._sent.pop()
+            if execution is not self._execution:
+                self._returned.insert(0, execution)
+        return taken
+
+    def _return(self, on_returned: Callable[[Sequence[Execution]], None]) -> None:
+        with self._lock:
+            returned, self._returned = self._returned, []
+        if returned:
+            on_returned(returned)
 
     def _ended(self, execution: Execution, message: Mapping[str, Any], body: bytes) -> ChildReport:
         self.memory_bytes = message["rss"]
+        if message["is_waiting"]:
+            self._output.read_rest()
+        else:
+            self._output.flush()  # what is in the pipe now is of the next attempt
         if message["leftovers"]:
             self.is_usable = False
             job, text = execution.claim.job, "job %s (%s) has left %d processes behind; killing them"
             _LOG.warning(text, job.id, job.type, message["leftovers"])
+        elif message["is_waiting"]:  # until its output was read
+            self._link.send_now({"continue": True})
         ended, result = message["ended"], body if message["has_result"] else None
         outcome = None if ended is None else outcome_from_message(ended, result)
         return ChildReport(outcome, message["is_stopped"])
 
-    def _receive(self) -> Frame | None:
+    def _receive(self, waits_until: float = inf) -> Frame | None:
         """Return the next frame of the child; None if there is none yet, or if the link has ended."""
         frame = self._link.next()
         if frame is not None or self._is_link_over:
             return frame
-        ready = {descriptor for descriptor, _ in self._poll.poll(POLL_SECONDS * 1_000)}
-        if self._output.descriptor in ready and not self._output.read():
-            self._poll.unregister(self._output.descriptor)
+        has_queued = len(self._sent) > 1
+        pause = min(POLL_SECONDS, max(0.0, waits_until - time.monotonic())) if has_queued else POLL_SECONDS
+        ready = {descriptor for descriptor, _ in self._poll.poll(pause * 1_000)}
         if self._link.fileno() in ready:
             if not self._link.pump():
                 self._is_link_over, self.is_usable = True, False
+        elif self._output.descriptor in ready:
+            self._read_output()
         elif self._supervision.fileno() in ready:  # it has ended, or its zygote; a copy of it may hold the link open
             self._is_link_over, self.is_usable = True, False
         return self._link.next()
 
-    def _handle(self, execution: Execution, message: Mapping[str, Any], save: Callable[..., None]) -> None:
+    def _read_output(self) -> None:
+        """Read output, but not before the frames that were sent before it: it may be that of the next attempt."""
+        with suppress(BlockingIOError):
+            self._is_link_over = not self._link.pump(blocks=False)
+            self.is_usable = self.is_usable and not self._is_link_over
+            return
+        if not self._output.read():
+            self._poll.unregister(self._output.descriptor)
+
+    def _handle(self, call: IsolatedCall, message: Mapping[str, Any]) -> None:
         if "progress" in message:
             done, total, note = message["progress"]
-            save(execution, Progress(done, total, note))
+            call.save(call.execution, Progress(done, total, note))
         elif "completed" in message:
-            execution.is_completed = True
+            call.execution.is_completed = True
         else:
             self._handle_log(message)
 
     def _handle_log(self, message: Mapping[str, Any]) -> None:
         if "log" in message:
             self._output.log(message["log"])
-
-    def _set_limit(self, limit_bytes: int) -> None:
-        if limit_bytes != self._limit_bytes:
-            self._limit_bytes = limit_bytes
-            self._command(memory=limit_bytes)
 
     def _command(self, **command: float) -> None:
         self._supervision.send_now(command)  # if the zygote is gone, so is the child
@@ -195,10 +311,13 @@ class Child:
             reason = None if execution is None else execution.stop_reason
             if reason is None:
                 return  # it has ended meanwhile, and the child may run another attempt
+            taken = self._take_back()
+            if taken > 1:
+                return  # the child has ended it, and runs the next attempt
             self.is_usable = False
             grace = 0.0 if reason is StopReason.LOST else STOP_GRACE_SECONDS
             self._gives_up_at = time.monotonic() + grace + END_SECONDS
-            if self._is_sent:  # else its handler has not begun
+            if taken and not self._is_sending:  # else its handler has not begun
                 self._link.send_now({"stop": reason.name})
             self._command(stop=grace)
 
@@ -246,3 +365,4 @@ class Child:
         self._link.close()
         self._supervision.close()
         self._output.close()
+        self._jobs.close()

@@ -56,6 +56,10 @@ class ChildOutput:
             before = self._read_bytes
             if not self.read() or self._read_bytes == before:
                 break
+        self.flush()
+
+    def flush(self) -> None:
+        """Log what was read of a line whose end has not arrived."""
         if self._partial:
             self._line(self._partial)
             self._partial = b""

@@ -70,7 +70,7 @@ class ChildPool:
             if not zygote.has_ended(within=ZYGOTE_END_SECONDS):
                 raise
             child = self._running_zygote().start_child()
-        child.is_measured = self._max_memory is not None
+        child.is_measured, child.max_jobs = self._max_memory is not None, self._max_jobs
         with self._lock:
             self.started += 1
         return child

@@ -48,12 +48,12 @@ class Wire:
 
     def send(self, message: Mapping[str, Any], body: bytes = b"") -> None:
         """Send a frame. Raises `OSError` if the other end is gone, and `FrameTooLarge`."""
-        self.socket.sendall(_frame(message, body))
+        self.socket.sendall(frame_of(message, body))
 
     def send_now(self, message: Mapping[str, Any]) -> None:
         """Send a short frame without waiting. Does nothing if the other end is gone or does not read."""
         with suppress(OSError):
-            self.socket.send(_frame(message), socket.MSG_DONTWAIT)
+            self.socket.send(frame_of(message), socket.MSG_DONTWAIT)
 
     def next(self) -> Frame | None:
         """Return a frame that was received completely, or None. Raises `FrameTooLarge`, and `ValueError`."""
@@ -99,6 +99,14 @@ class Wire:
         self.socket.close()
 
 
+def parsed_frame(data: bytes) -> Frame:
+    """Return the frame that is all of *data*, as a packet is. Raises `ValueError` if it is none."""
+    if len(data) < _HEADER.size:
+        raise ValueError(data)
+    text_end = _HEADER.size + _HEADER.unpack_from(data)[0]
+    return _parsed(data[_HEADER.size : text_end]), data[text_end:]
+
+
 def _parsed(text: bytes) -> dict[str, Any]:
     try:
         message = json.loads(text)
@@ -109,7 +117,8 @@ def _parsed(text: bytes) -> dict[str, Any]:
     return message
 
 
-def _frame(message: Mapping[str, Any], body: bytes = b"") -> bytes:
+def frame_of(message: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """Return the bytes of a frame. Raises `FrameTooLarge`."""
     if len(body) > MAX_BODY_BYTES:
         raise FrameTooLarge(len(body), MAX_BODY_BYTES)
     text = _ENCODE(message).encode()

@@ -15,6 +15,7 @@ from taskharbor.core.errors import Problem, UsageError
 from taskharbor.settings import child_environment
 from taskharbor.worker.isolation.child import Child
 from taskharbor.worker.isolation.errors import ChildNotStarted
+from taskharbor.worker.isolation.job_queue import JobQueue
 from taskharbor.worker.isolation.wire import FrameTooLarge, Wire
 
 if TYPE_CHECKING:
@@ -133,13 +134,15 @@ class ZygoteProcess:
                 tuple(stack.enter_context(end) for stack, end in zip((kept, opened), socket.socketpair(), strict=True))
                 for _ in range(2)
             )
+            jobs = JobQueue()
+            kept.callback(jobs.close)
             output, their_output = os.pipe()
             kept.callback(os.close, output)
             opened.callback(os.close, their_output)
-            descriptors = [their_link.fileno(), their_supervision.fileno(), their_output]
+            descriptors = [their_link.fileno(), their_supervision.fileno(), their_output, jobs.exit.fileno()]
             socket.send_fds(self._control.socket, [START], descriptors)
             kept.pop_all()
-        return Child(link, supervision, output)
+        return Child(link, supervision, output, jobs)
 
     def finish(self) -> None:
         """Let the children leave their lifespans, and wait for them; kill what remains."""
