@@ -151,6 +151,34 @@ def test_an_attempt_beyond_its_memory_limit_fails(rig: IsolationRig, allocate: C
     )
 
 
+def test_the_memory_of_all_processes_of_an_attempt_is_limited(rig: IsolationRig) -> None:
+    handle = app.allocate_in_copies.using(max_attempts=1).enqueue(str(rig.folder), 3, 100)
+
+    with rig.running():
+        wait_until(lambda: handle.status() is Status.DEAD)
+        wait_until(lambda: not any(map(is_running, rig.noted_pids())))
+
+    assert rig.failure(handle).type == "taskharbor.MemoryLimitReached"
+
+
+def test_memory_that_processes_of_an_attempt_share_counts_once(rig: IsolationRig) -> None:
+    handle = app.share_with_copies.enqueue(100, 4)
+
+    rig.drain()
+
+    assert handle.result() == 100 << 20
+
+
+def test_a_killed_handler_leaves_no_process_in_any_session(rig: IsolationRig) -> None:
+    handle = app.hang_with_daemons.enqueue(str(rig.folder))
+
+    with rig.running():
+        wait_until(lambda: len(rig.noted_pids()) == 4)
+        handle.cancel()
+        wait_until(lambda: handle.status() is Status.CANCELED)
+        wait_until(lambda: not any(map(is_running, rig.noted_pids())))
+
+
 def test_an_attempt_within_its_memory_limit_succeeds(rig: IsolationRig) -> None:
     handle = app.allocate.enqueue(100)
 

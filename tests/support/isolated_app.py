@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
 from taskharbor import Cancel, Context, DeadLetter, Harbor, Retry, Snooze
 
@@ -196,6 +198,50 @@ def fork_and_wait(folder: str) -> None:
         _pause(3600 if pid else 1800)
 
 
+@harbor.task(memory="256MB")
+def allocate_in_copies(folder: str, copies: int, megabytes: int) -> None:
+    """Let each of some copies in sessions of their own use memory, and return when all do."""
+    ready, is_ready = os.pipe()
+    for _ in range(copies):
+        if not os.fork():
+            os.setsid()
+            memory = b"x" * (megabytes << 20)
+            (Path(folder) / f"pid-{os.getpid()}").touch()
+            os.write(is_ready, memory[:1])
+            _pause(3600)
+    for _ in range(copies):
+        os.read(ready, 1)
+    _pause(3600)
+
+
+@harbor.task(memory="256MB")
+def share_with_copies(megabytes: int, copies: int) -> int:
+    """Let copies of the process share its memory, for several polls of it."""
+    memory = b"x" * (megabytes << 20)
+    pids = []
+    for _ in range(copies):
+        if not (pid := os.fork()):
+            _pause(0.5)
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return len(memory)
+
+
+@harbor.task(isolate=True)
+def hang_with_daemons(folder: str) -> None:
+    """Start a process in a session of its own, that starts one in another, and hang."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(3):
+        if os.fork():
+            break
+        os.setsid()
+    (Path(folder) / f"pid-{os.getpid()}").touch()
+    while True:
+        _pause(3600)
+
+
 @harbor.task(isolate=True)
 def leave_a_process(folder: str) -> int:
     """Start a process in a session of its own, and leave it."""
@@ -213,6 +259,25 @@ def fork_and_return(number: int) -> int:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         return number
     return -number
+
+
+@harbor.task(isolate=True)
+def parent_of_span() -> list[Any]:
+    """Return the trace and the parent of a span that the handler makes, and whether it is sampled."""
+    return _new_span()
+
+
+@harbor.task(isolate=True)
+async def parent_of_async_span() -> list[Any]:
+    await asyncio.sleep(0)
+    return _new_span()
+
+
+def _new_span() -> list[Any]:
+    logging.getLogger("shop.images").warning("resizing")
+    span = TracerProvider().get_tracer("shop").start_span("resize")
+    parent = trace.get_current_span().get_span_context()
+    return [f"{span.get_span_context().trace_id:x}", f"{parent.span_id:x}", span.is_recording()]
 
 
 @harbor.task(isolate=True)

@@ -60,6 +60,46 @@ def memory_of(pid: int) -> int:
         return 0
 
 
+def memory_of_tree(pid: int, limit_bytes: int) -> int:
+    """Return how much physical memory a process and its descendants use, in bytes.
+
+    Pages that several of them share are counted once. That takes long, so it is done only if the sum of their memory
+    is above *limit_bytes*.
+    """
+    memory, others = memory_of(pid), descendants_of(pid)
+    if not others or memory > limit_bytes:
+        return memory
+    if (total := memory + sum(map(memory_of, others))) <= limit_bytes:
+        return total
+    return max(memory, sum(map(_proportional_memory_of, {pid, *others})))
+
+
+def descendants_of(pid: int) -> set[int]:
+    """Return the processes that *pid* has started, that these have started, and so on."""
+    found, level = set[int](), {pid}
+    while level := {child for each in level for child in _children_of(each)} - found:
+        found |= level
+    return found
+
+
+def _children_of(pid: int) -> set[int]:
+    found: set[int] = set()
+    with suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  a third of the time of a Path
+            with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:  # noqa: PTH123  as above
+                found.update(map(int, file.read().split()))
+    return found
+
+
+def _proportional_memory_of(pid: int) -> int:
+    """Return the memory of a process, with its share of pages that others use, too; 0 if it has ended."""
+    with suppress(OSError, IndexError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:  # noqa: PTH123  as above
+        for line in file:
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
 def unclean() -> str:
     """Return why this process must not fork: it has threads or connections. Empty if it may."""
     threads = len(list(Path("/proc/self/task").iterdir()))

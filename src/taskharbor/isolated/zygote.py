@@ -51,6 +51,7 @@ class Supervised:
     is_retiring: bool = False
     is_killed: bool = False
     is_over_memory: bool = False
+    tree_bytes: int = 0
     is_open: bool = True
 
 
@@ -93,13 +94,18 @@ class Zygote:
                 self._kill(child)
             elif child.abort_at is not None and now >= child.abort_at:
                 self._abort(child)
-            elif child.limit_bytes and not child.is_killed and linux.memory_of(child.pid) > child.limit_bytes:
-                child.is_over_memory = True
-                self._kill(child)
+            elif child.limit_bytes and not child.is_killed:
+                self._check_memory(child)
         if self.finish_at is not None and now >= self.finish_at:
             raise EOFError
         if self.has_strays:
             self._sweep()
+
+    def _check_memory(self, child: Supervised) -> None:
+        used = linux.memory_of_tree(child.pid, child.limit_bytes)
+        if used > child.limit_bytes:
+            child.is_over_memory, child.tree_bytes = True, used
+            self._kill(child)
 
     def _pause_seconds(self) -> float | None:
         now = time.monotonic()
@@ -203,7 +209,7 @@ class Zygote:
             child.link.send_now(
                 {
                     "code": os.waitstatus_to_exitcode(status),
-                    "peak": usage.ru_maxrss * 1024,
+                    "peak": max(usage.ru_maxrss * 1024, child.tree_bytes),
                     "is_killed": child.is_killed,
                     "is_over_memory": child.is_over_memory,
                 }

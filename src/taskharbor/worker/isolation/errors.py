@@ -67,7 +67,7 @@ class MemoryLimitReached(TaskHarborError):
         self.limit_bytes, self.peak_bytes = limit_bytes, peak_bytes
 
     def __str__(self) -> str:
-        peak = f"; its process used {self.peak_bytes // MEGABYTE} MB" if self.peak_bytes else ""
+        peak = f"; its processes used {self.peak_bytes // MEGABYTE} MB" if self.peak_bytes else ""
         return f"the memory limit of {self.limit_bytes // MEGABYTE} MB was reached{peak}"
 
 
