@@ -65,6 +65,7 @@ def figures() -> dict[str, object]:
         "many timeouts": many_timeouts(),
         "many jobs": many_jobs(),
         "kills": kills(),
+        "kills of a supervisor": supervisor_kills(),
     }
 
 
@@ -229,6 +230,7 @@ def many_timeouts() -> dict[str, object]:
         for quarter in range(1, 5):
             app.harbor.enqueue_many([app.loop.using(timeout=0.05, max_attempts=1).call() for _ in range(TIMEOUTS // 4)])
             ended.wait_for(quarter * TIMEOUTS // 4)
+            wait_until(lambda: len(descendants(os.getpid())) == 1)  # the zygote: each child was killed
             seen.append(used())
         running.stop()
     names = ("threads", "processes", "descriptors", "megabytes")
@@ -252,6 +254,8 @@ def many_jobs() -> dict[str, object]:
         running.stop()
     if sizes[-1] > sizes[0] * MAX_GROWTH_FACTOR:
         raise RuntimeError(f"memory grew: {sizes}")
+    if started < JOBS / CHILD_MAX_JOBS:
+        raise RuntimeError(f"{started} children have run {JOBS} jobs")
     return {"jobs": JOBS, "child_max_jobs": CHILD_MAX_JOBS, "children": started, "megabytes": sizes}
 
 
@@ -284,6 +288,30 @@ def kills() -> dict[str, object]:
         "processes": len(living),
         "seconds until all ended with their worker": round(after_worker, 2),
         "seconds until a job ran after its child was killed": round(after_child, 2),
+    }
+
+
+def supervisor_kills() -> dict[str, object]:
+    """Kill a worker process of a supervisor, then the supervisor, and measure what follows."""
+    with stored() as folder:
+        command = [sys.executable, "-m", "taskharbor.cli", "worker", "benchmarks/_isolated_app.py", "--processes", "2"]
+        environ = {**os.environ, "TASKHARBOR_URL": f"sqlite:///{folder}/jobs.db"}  # noqa: TID251  for a child
+        supervisor = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+        app.noop.enqueue().result(LIMIT)
+        wait_until(lambda: len(descendants(supervisor.pid, depth=1)) == 2)
+        first = min(descendants(supervisor.pid, depth=1))
+        os.kill(first, signal.SIGKILL)
+        replaced = wait_until(lambda: len(descendants(supervisor.pid, depth=1) - {first}) == 2)
+        living = descendants(supervisor.pid)
+        supervisor.send_signal(signal.SIGKILL)
+        supervisor.wait()
+        ended = wait_until(lambda: not any(map(is_running, living)))
+    if max(replaced, ended) > MAX_SECONDS:
+        raise RuntimeError(f"replaced: {replaced:.2f} s, ended: {ended:.2f} s")
+    return {
+        "seconds until another process was started for one that was killed": round(replaced, 2),
+        "processes": len(living),
+        "seconds until all ended with their supervisor": round(ended, 2),
     }
 
 

@@ -47,7 +47,12 @@ def stay(job, ctx):
 def segfault(job):
     signal.raise_signal(11)  # in this thread: the handler does not return
 
-handlers = {"version": version, "stay": stay, "segfault": segfault}
+GROWN = []
+
+def grow(job):
+    GROWN.append(b"x" * (400 << 20))
+
+handlers = {"version": version, "stay": stay, "segfault": segfault, "grow": grow}
 """
 NO_JOB_TO_WAIT_FOR: Final = ("--poll", "50ms")
 
@@ -100,7 +105,7 @@ def test_worker_processes_share_a_start_line_and_end_with_their_supervisor(
     assert not any(map(is_running, pids))
     assert supervisor.log().count(" started: ") == 1
     assert "2 worker processes" in supervisor.log()
-    assert "3 tasks: segfault, stay, version" in supervisor.log()
+    assert "4 tasks: grow, segfault, stay, version" in supervisor.log()
 
 
 def test_a_killed_process_is_replaced_and_its_job_runs_again(url: str, driver: Driver, tmp_path: Path) -> None:
@@ -130,6 +135,26 @@ def test_processes_end_when_their_supervisor_is_killed(url: str, driver: Driver,
     [attempt] = driver.inspector.attempts([job_id])
     assert attempt.outcome is AttemptOutcome.RELEASED
     assert "the supervisor is gone; stopping" in supervisor.log()
+
+
+def test_a_job_runs_again_after_all_processes_were_killed(url: str, driver: Driver, tmp_path: Path) -> None:
+    sign, finish = tmp_path / "sign", tmp_path / "end"
+    arguments = ("worker", "shop.py", "--url", url, "--processes", "2", "--lease", "1s", *NO_JOB_TO_WAIT_FOR)
+    with started(tmp_path, *arguments, app=APP) as supervisor:
+        pids = pids_of(supervisor)
+        job_id = enqueue(driver, "stay", sign=str(sign), end=str(finish))
+        wait_until(sign.exists)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        supervisor.send_signal(signal.SIGKILL)
+        supervisor.wait(LIMIT_SECONDS)
+    finish.touch()
+
+    with started(tmp_path, *arguments, app=APP) as supervisor:
+        result_of(driver, job_id)
+        end(supervisor)
+
+    assert driver.inspector.get([job_id])[job_id].attempt_count == 2
 
 
 def test_on_sighup_new_code_is_loaded_and_running_jobs_finish(tmp_path: Path) -> None:
@@ -199,11 +224,24 @@ def test_processes_are_recycled_after_their_number_of_jobs(url: str, driver: Dri
     assert f"worker process {first} exited with code 13; replacing it in 0 ms" in supervisor.log()
 
 
-def test_a_worker_ends_when_it_uses_too_much_memory(url: str, tmp_path: Path) -> None:
-    with started(tmp_path, "worker", "shop.py", "--url", url, "--max-memory", "1MB", app=APP) as worker:
+def test_a_worker_ends_when_it_uses_too_much_memory(url: str, driver: Driver, tmp_path: Path) -> None:
+    with started(tmp_path, "worker", "shop.py", "--url", url, "--max-memory", "300MB", app=APP) as worker:
+        result_of(driver, enqueue(driver, "grow"))
+
         assert worker.wait(LIMIT_SECONDS) == ExitCode.RECYCLED
 
-    assert "MB of memory used, of at most 1 MB; finishing the running jobs" in worker.log()
+    assert "MB of memory used, of at most 300 MB; finishing the running jobs" in worker.log()
+
+
+@pytest.mark.parametrize("processes", [("--processes", "2"), ()])
+def test_a_memory_limit_below_what_a_worker_needs_is_refused(
+    url: str, tmp_path: Path, processes: tuple[str, ...]
+) -> None:
+    arguments = ("worker", "shop.py", "--url", url, "--max-memory", "1MB", *processes)
+    with started(tmp_path, *arguments, app=APP) as worker:
+        assert worker.wait(LIMIT_SECONDS) == ExitCode.USAGE
+
+    assert len(re.findall(r"1 MB: this process uses \d+ MB after its start, before any job", worker.log())) == 1
 
 
 @pytest.mark.parametrize("processes", [("--processes", "1"), ()])

@@ -40,6 +40,9 @@ def stop(*_):
 signal.signal(signal.SIGTERM, stop)
 if behavior == "refuse":
     sys.exit(10)
+if behavior == "import":
+    note("import")
+    signal.pause()
 note("ready")
 link.send(b"ready a program\\n")
 if behavior.startswith("recycle"):
@@ -58,7 +61,7 @@ while True:
 class Forked:
     """A supervisor in a forked process. Programs behave as the file ``behavior`` says when they are started."""
 
-    def __init__(self, folder: Path, count: int, *, stuck_after: float, grace: float) -> None:
+    def __init__(self, folder: Path, count: int, *, stuck_after: float, grace: float, start_timeout: float) -> None:
         self.folder = folder
         self.pid = os.fork()
         if self.pid == 0:
@@ -70,6 +73,7 @@ class Forked:
                 grace=timedelta(seconds=grace),
                 stuck_after=timedelta(seconds=stuck_after),
                 systemd=SystemdNotifier(Settings()),
+                start_timeout=timedelta(seconds=start_timeout),
             )
             code = 70
             try:
@@ -88,7 +92,8 @@ class Forked:
         return [int(pid) for name, pid in map(str.split, lines) if name == what]
 
     def log(self) -> str:
-        return (self.folder / "log").read_text()
+        log = self.folder / "log"
+        return log.read_text() if log.exists() else ""
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -113,10 +118,16 @@ class Forked:
 
 @contextmanager
 def supervised(
-    folder: Path, behavior: str, *, count: int = 1, stuck_after: float = 60, grace: float = LIMIT_SECONDS
+    folder: Path,
+    behavior: str,
+    *,
+    count: int = 1,
+    stuck_after: float = 60,
+    grace: float = LIMIT_SECONDS,
+    start_timeout: float = 60,
 ) -> Iterator[Forked]:
     (folder / "behavior").write_text(behavior)
-    forked = Forked(folder, count, stuck_after=stuck_after, grace=grace)
+    forked = Forked(folder, count, stuck_after=stuck_after, grace=grace, start_timeout=start_timeout)
     try:
         yield forked
     finally:
@@ -201,6 +212,33 @@ def test_a_restart_that_fails_stops_nothing(tmp_path: Path) -> None:
         supervisor.end()
 
 
+def test_a_restart_whose_new_process_does_not_become_ready_stops_nothing(tmp_path: Path) -> None:
+    with supervised(tmp_path, "run", count=2, start_timeout=1) as supervisor:
+        wait_until(lambda: "supervisor started" in supervisor.log())
+        (tmp_path / "behavior").write_text("import")
+
+        supervisor.send(signal.SIGHUP)
+        wait_until(lambda: "before it was ready; the others keep running with the old code" in supervisor.log())
+
+        assert "was not ready after" in supervisor.log()
+        assert all(map(is_running, supervisor.noted("ready")))
+        assert not any(map(is_running, supervisor.noted("import")))
+        supervisor.end()
+
+
+def test_a_replacement_that_does_not_become_ready_is_replaced_itself(tmp_path: Path) -> None:
+    with supervised(tmp_path, "run", count=2, start_timeout=1) as supervisor:
+        wait_until(lambda: "supervisor started" in supervisor.log())
+        (tmp_path / "behavior").write_text("import")
+
+        os.kill(supervisor.noted("ready")[0], signal.SIGKILL)
+        wait_until(lambda: len(supervisor.noted("import")) == 2)
+
+        assert not is_running(supervisor.noted("import")[0])
+        assert is_running(supervisor.noted("ready")[1])
+        supervisor.end()
+
+
 def test_a_process_without_progress_is_killed_and_replaced(tmp_path: Path) -> None:
     with supervised(tmp_path, "run", stuck_after=1.5) as supervisor:
         wait_until(lambda: len(supervisor.noted("ready")) == 1)
@@ -254,7 +292,9 @@ def test_a_restart_that_the_system_refuses_stops_nothing(tmp_path: Path) -> None
 def test_a_process_that_becomes_ready_at_a_stop_starts_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = timedelta(seconds=LIMIT_SECONDS)
     systemd, started = SystemdNotifier(Settings()), list[Slot]()
-    supervisor = Supervisor(command=lambda _: [], count=2, grace=limit, stuck_after=limit, systemd=systemd)
+    supervisor = Supervisor(
+        command=lambda _: [], count=2, grace=limit, stuck_after=limit, systemd=systemd, start_timeout=limit
+    )
     monkeypatch.setattr(Supervisor, "_start", lambda _, slot: started.append(slot))
     link, theirs = socket.socketpair()
     process = supervisor.slots[0].current = WorkerProcess(os.getpid(), link, started_at=0.0, beat_at=0.0)

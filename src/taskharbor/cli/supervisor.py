@@ -85,7 +85,8 @@ class Supervisor:
     """Runs *count* processes of *command* until a signal. *grace* is how long their jobs may take after it.
 
     The first process is started alone: if it cannot start, the supervisor ends with its exit code. A process that
-    has not reported progress for *stuck_after* is killed, and logs the stacks of its threads before.
+    has not reported progress for *stuck_after* is killed, and logs the stacks of its threads before. So is one that is
+    not ready after *start_timeout*, but not the first: it stops no other.
     """
 
     command: Callable[[int], Sequence[str]]
@@ -93,6 +94,7 @@ class Supervisor:
     grace: timedelta
     stuck_after: timedelta
     systemd: SystemdNotifier
+    start_timeout: timedelta
     slots: list[Slot] = field(init=False)
     exit_code: int = ExitCode.OK
 
@@ -342,9 +344,11 @@ class Supervisor:
     def _kill_stuck(self) -> None:
         now = time.monotonic()
         for process in self._processes():
-            silent = now - process.beat_at
-            if process.is_ready and not process.is_stopping and silent > self.stuck_after.total_seconds():
-                _LOG.error("worker process %d made no progress for %s; killing it", process.pid, duration_text(silent))
+            silent = now - process.beat_at  # since its start, if it is not ready
+            limit = self.stuck_after if process.is_ready else self.start_timeout
+            if self._is_started and not process.is_stopping and silent > limit.total_seconds():
+                problem = "made no progress for" if process.is_ready else "was not ready after"
+                _LOG.error("worker process %d %s %s; killing it", process.pid, problem, duration_text(silent))
                 process.is_stopping, process.kill_at = True, now + ABORT_SECONDS
                 _kill(process, signal.SIGABRT)  # it prints the stacks of its threads
             if process.kill_at is not None and now >= process.kill_at:
@@ -360,7 +364,7 @@ class Supervisor:
             self.systemd.feed()
 
 
-def supervise(count: int, *, grace: timedelta, health: HealthOptions) -> int:
+def supervise(count: int, *, grace: timedelta, start_timeout: timedelta, health: HealthOptions) -> int:
     """Run *count* processes of the current command line until a signal, and return the exit code."""
     words = click.get_current_context().find_root().obj
 
@@ -370,7 +374,12 @@ def supervise(count: int, *, grace: timedelta, health: HealthOptions) -> int:
         return [sys.executable, "-m", "taskharbor.cli", *words, *port]
 
     supervisor = Supervisor(
-        command=command, count=count, grace=grace, stuck_after=health.stuck_after, systemd=SystemdNotifier()
+        command=command,
+        count=count,
+        grace=grace,
+        stuck_after=health.stuck_after,
+        systemd=SystemdNotifier(),
+        start_timeout=start_timeout,
     )
     return supervisor.run()
 

@@ -10,8 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from taskharbor.core.errors import Problem, UsageError
+
 if TYPE_CHECKING:
     from taskharbor.worker.execution import ExecutionSlots
+    from taskharbor.worker.lifespan import LifespanRun
     from taskharbor.worker.stop_request import StopRequest
 
 _LOG: Final = logging.getLogger("taskharbor.worker")
@@ -35,6 +38,15 @@ class Recycling:
         self.is_due = False
         """Whether a limit was reached, so that the worker stops itself."""
 
+    def check_start(self, lifespan: LifespanRun | None) -> None:
+        """Raise `UsageError` if the memory limit is reached before any job: each new process would end at once."""
+        if self._max_memory is not None and (used := memory_used()) > self._max_memory:
+            if lifespan is not None:
+                lifespan.leave()
+            rule = f"this process uses {used // MEGABYTE} MB after its start, before any job; set a higher limit"
+            value = f"{self._max_memory / MEGABYTE:.0f} MB"
+            raise UsageError(Problem(field="max_memory", value=value, rule=rule))
+
     def tick(self) -> timedelta:
         if not self._stop.is_set and (reason := self._reason()):
             self.is_due = True
@@ -45,7 +57,8 @@ class Recycling:
     def _reason(self) -> str:
         if self._max_jobs is not None and self._slots.recorded >= self._max_jobs:
             return f"{self._slots.recorded} jobs run, of at most {self._max_jobs}"
-        if self._max_memory is not None and (used := memory_used()) > self._max_memory:
+        # After a job: a worker that has grown without any would be replaced by others that do no work either.
+        if self._max_memory is not None and self._slots.recorded and (used := memory_used()) > self._max_memory:
             return f"{used // MEGABYTE} MB of memory used, of at most {self._max_memory // MEGABYTE} MB"
         return ""
 

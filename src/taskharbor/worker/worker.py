@@ -252,10 +252,11 @@ class Worker:
         self.codec_check.begin()
         if self._runtime.can_block:
             self.isolation.start(self._pipeline.services.codec)
-        if self._lifespan is not None and not self.isolation.is_total:  # else each child has its own
-            self._lifespan_run = LifespanRun(self._runtime, self._lifespan)
-            with self.isolation.ended_by_error():
+        with self.isolation.ended_by_error():
+            if self._lifespan is not None and not self.isolation.is_total:  # else each child has its own
+                self._lifespan_run = LifespanRun(self._runtime, self._lifespan)
                 self._pipeline.services.state = self._lifespan_run.enter()
+            self._recycling.check_start(self._lifespan_run)
         if self._handlers.captures_logs:
             self._pipeline.logs.start()
         for name, tick in self._ticks().items():

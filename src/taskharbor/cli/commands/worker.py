@@ -94,6 +94,14 @@ CONCURRENCY: Final = 16
     help="Run N worker processes, replace those that end, and restart them one after the other on SIGHUP.",
 )
 @click.option(
+    "--start-timeout",
+    type=duration_from("1s"),
+    metavar="TIME",
+    default="5m",
+    show_default=True,
+    help="With --processes: how long a new process may take to start, until it is killed, and a restart is given up.",
+)
+@click.option(
     "--max-jobs",
     type=click.IntRange(min=1),
     metavar="N",
@@ -156,6 +164,7 @@ def worker(
     migrate: bool,
     wait: bool,
     processes: int | None,
+    start_timeout: timedelta,
     supervisor_fd: int | None,
     **options: Any,
 ) -> None:
@@ -188,7 +197,8 @@ def worker(
 
     if processes is not None and supervisor_fd is None:
         log_to_stderr(as_json=as_json, level=log_level)
-        raise click.exceptions.Exit(supervise(processes, grace=options["grace"], health=health))
+        code = supervise(processes, grace=options["grace"], start_timeout=start_timeout, health=health)
+        raise click.exceptions.Exit(code)
     reporter = StateReporter(supervisor_fd)
     app = find_app() if app is None else app
     loaded = load_app(app)
