@@ -67,7 +67,7 @@ The SDK takes twice as long for a span as a worker for a short job, so spans of 
 
 
 class AttemptSpan(NamedTuple):
-    """The span of an attempt, and when it started, in nanoseconds since 1970."""
+    """The span of an attempt, and when the attempt began, in nanoseconds since 1970."""
 
     span: Span
     started_at: int
@@ -77,6 +77,10 @@ class AttemptSpan(NamedTuple):
         """The context of the span, which the next attempt links to; None if the SDK raises an error."""
         context = _safely(lambda: _read(self.span.get_span_context()))
         return None if context is None else context.traceparent
+
+    def begun_now(self) -> AttemptSpan:
+        """Return the span of an attempt that has waited since its start, and begins now. The span includes the wait."""
+        return AttemptSpan(self.span, time.time_ns())
 
 
 class Spans:

@@ -123,6 +123,8 @@ class IsolatedRuns:
         while queued:
             attempt = queued.popleft()
             attempt.execution.begin(self._runtime.monotonic())
+            if (span := attempt.execution.span) is not None:
+                attempt.execution.span = span.begun_now()
             self._attempts.report_start([attempt.execution])
             attempt.context.run(self._run_one, attempt, child, on_returned)
             self._fill(child, queued)

@@ -24,7 +24,7 @@ class JobQueue:
         """Add a job; return whether there was space for it."""
         try:
             self._entry.send(packet, socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        except OSError:  # the queue is full, or the system allows only smaller packets
             return False
         return True
 
