@@ -13,7 +13,7 @@ import pytest
 from taskharbor.core.states import Status
 from taskharbor.worker.execution import StopReason
 from taskharbor.worker.isolation.child import BRIEF_SECONDS, MAX_QUEUED, Child, IsolatedCall
-from taskharbor.worker.isolation.errors import ChildDied
+from taskharbor.worker.isolation.errors import ChildDied, ChildNotStarted
 from taskharbor.worker.isolation.job_queue import MAX_PACKET_BYTES, JobQueue, next_packet
 from taskharbor.worker.isolation.wire import Wire, parsed_frame
 from tests.support import isolated_app as app
@@ -198,6 +198,28 @@ def test_a_stop_before_an_attempt_was_taken_lets_it_not_begin(process: ProcessRi
     assert process.take_all() == []
     assert process.returned == [second.execution]
     assert frames == []
+
+
+def test_the_death_of_an_idle_process_fails_no_attempt(process: ProcessRig) -> None:
+    process.child.jobs = 1
+    first, second = process.queue(2)
+    process.supervision.send(KILLED)
+    process.link.close()
+
+    with pytest.raises(ChildNotStarted):
+        process.run(first)
+
+    assert process.returned == [second.execution]
+    assert process.take_all() == []
+
+
+def test_the_death_of_a_new_process_fails_the_attempt_that_it_was_started_for(process: ProcessRig) -> None:
+    [first] = process.queue(1)
+    process.supervision.send(KILLED)
+    process.link.close()
+
+    with pytest.raises(ChildDied):
+        process.run(first)
 
 
 def test_attempts_behind_the_one_that_kills_its_process_are_returned(process: ProcessRig) -> None:

@@ -166,6 +166,9 @@ class IsolatedRuns:
         current = self._attempts.enter_attempt(execution, attempt.handler)
         try:
             report = child.run(attempt.call, on_returned)
+        except ChildNotStarted:  # it was killed while it was idle: the next one has no part in that
+            execution.span = None
+            self._attempts.put_back([execution])
         except BaseException as error:  # noqa: BLE001  the death of a child fails only its attempt
             execution.returned(self._runtime.monotonic())
             # Without a traceback: it would lead through this process, which has no part in it.

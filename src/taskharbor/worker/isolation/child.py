@@ -156,7 +156,8 @@ class Child:
     def run(self, call: IsolatedCall, on_returned: Callable[[Sequence[Execution]], None]) -> ChildReport:
         """Run an attempt, and return what the child has decided. Raises `ChildDied` and `MemoryLimitReached`.
 
-        *on_returned* is called with queued attempts that will not run in this child.
+        Raises `ChildNotStarted` if the child was idle when it ended: the attempt has not begun. *on_returned* is called
+        with queued attempts that will not run in this child.
         """
         execution = call.execution
         self._output.begin()
@@ -180,11 +181,11 @@ class Child:
 
     def _finish(self, execution: Execution, on_returned: Callable[[Sequence[Execution]], None]) -> None:
         with self._lock:
-            self._execution = None
+            if not self.is_usable:
+                self._take_back()  # first: the child may not have taken this attempt either
             if self._sent and self._sent[0] is execution:
                 self._sent.popleft()
-            if not self.is_usable:
-                self._take_back()
+            self._execution = None
         execution.clear_stop()
         self._return(on_returned)
 
@@ -199,7 +200,7 @@ class Child:
             if frame is not None:
                 self._handle(call, frame[0])
             elif self._is_link_over or (self._gives_up_at is not None and time.monotonic() > self._gives_up_at):
-                raise self._death(call.limit_bytes)
+                raise ChildNotStarted("it has ended") if self._was_idle() else self._death(call.limit_bytes)
             if len(self._sent) > 1 and time.monotonic() > waits_until:
                 with self._lock:
                     self._take_back(keeps_first=True)
@@ -239,6 +240,14 @@ class Child:
             if execution is not self._execution:
                 self._returned.insert(0, execution)
         return taken
+
+    def _was_idle(self) -> bool:
+        """Return whether the child has ended before it took the attempt, and not because of a stop.
+
+        Only if it has run one before: otherwise it would be replaced without end if none of them can run it.
+        """
+        with self._lock:
+            return self._gives_up_at is None and self.jobs > 1 and self._take_back() == 0
 
     def _return(self, on_returned: Callable[[Sequence[Execution]], None]) -> None:
         with self._lock:
