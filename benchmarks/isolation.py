@@ -298,10 +298,11 @@ def supervisor_kills() -> dict[str, object]:
         environ = {**os.environ, "TASKHARBOR_URL": f"sqlite:///{folder}/jobs.db"}  # noqa: TID251  for a child
         supervisor = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
         app.noop.enqueue().result(LIMIT)
-        wait_until(lambda: len(descendants(supervisor.pid, depth=1)) == 2)
+        wait_until(lambda: are_started(supervisor.pid))
         first = min(descendants(supervisor.pid, depth=1))
         os.kill(first, signal.SIGKILL)
         replaced = wait_until(lambda: len(descendants(supervisor.pid, depth=1) - {first}) == 2)
+        wait_until(lambda: are_started(supervisor.pid))
         living = descendants(supervisor.pid)
         supervisor.send_signal(signal.SIGKILL)
         supervisor.wait()
@@ -313,6 +314,12 @@ def supervisor_kills() -> dict[str, object]:
         "processes": len(living),
         "seconds until all ended with their supervisor": round(ended, 2),
     }
+
+
+def are_started(supervisor: int) -> bool:
+    """Return whether both processes of a supervisor have loaded the app: each has started a zygote then."""
+    workers = descendants(supervisor, depth=1)
+    return len(workers) == PROCESSES and all(descendants(worker, depth=1) for worker in workers)
 
 
 @contextmanager
