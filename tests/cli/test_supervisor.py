@@ -245,11 +245,12 @@ def test_a_worker_ends_when_it_uses_too_much_memory(url: str, driver: Driver, tm
 def test_a_memory_limit_below_what_a_worker_needs_is_refused(
     url: str, tmp_path: Path, processes: tuple[str, ...]
 ) -> None:
-    arguments = ("worker", "shop.py", "--url", url, "--max-memory", "1MB", *processes)
-    with started(tmp_path, *arguments, app=APP) as worker:
-        assert worker.wait(LIMIT_SECONDS) == ExitCode.USAGE
+    (tmp_path / "shop.py").write_text(APP)
 
-    assert len(re.findall(r"1 MB: this process uses \d+ MB after its start, before any job", worker.log())) == 1
+    done = taskharbor("worker", str(tmp_path / "shop.py"), "--url", url, "--max-memory", "1MB", *processes)
+
+    assert done.returncode == ExitCode.USAGE
+    assert len(re.findall(r"1 MB: this process uses \d+ MB after its start, before any job", done.stderr)) == 1
 
 
 @pytest.mark.parametrize("processes", [("--processes", "1"), ()])

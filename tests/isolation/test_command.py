@@ -12,7 +12,7 @@ import pytest
 
 from taskharbor import Client, JobRequest, SqliteDriver
 from taskharbor.core.states import Status
-from tests.support.cli_processes import started
+from tests.support.cli_processes import started, taskharbor
 from tests.support.waiting import is_running, wait_until
 
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ def test_the_command_isolates_all_tasks_with_a_store_of_its_own(tmp_path: Path, 
 
 def test_an_app_whose_children_cannot_be_started_ends_the_command(tmp_path: Path) -> None:
     app = f"import sys\nif 'isolated' in sys.argv[0]:\n    raise ValueError(7)\n{APP}"
-    with started(tmp_path, "worker", "shop.py", "--url", URL, app=app) as worker:
-        wait_until(lambda: worker.poll() is not None)
+    (tmp_path / "shop.py").write_text(app)
 
-        assert worker.poll() == 2
-        assert "ValueError: 7" in worker.log()
+    done = taskharbor("worker", str(tmp_path / "shop.py"), "--url", f"sqlite:///{tmp_path / 'jobs.db'}")
+
+    assert done.returncode == 2
+    assert "ValueError: 7" in done.stderr
