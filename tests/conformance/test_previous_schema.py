@@ -64,6 +64,7 @@ NEEDS_NEWEST: Final = [
     "test_jobs_created_after_the_operation_are_left_out",
     "test_a_purge_leaves_out_jobs_that_died_less_than_its_age_ago",
     "test_a_step_is_performed_once",
+    "test_a_step_returns_the_jobs_that_it_has_canceled",
     "test_a_suspended_caller_does_not_cancel_a_job_again",
     "test_a_step_is_not_performed_before_its_time",
     "test_the_next_step_waits_for_its_pause",

@@ -79,10 +79,12 @@ def test_an_idle_child_that_is_killed_costs_no_attempt(rig: IsolationRig) -> Non
         pid = first.result()
 
         os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid))
         second = app.pid_of_child.enqueue()
 
         assert second.result() != pid
         assert second.job().attempt_count == 1
+        assert rig.started == [first.id, second.id]
 
 
 def test_processes_that_a_handler_leaves_are_killed(rig: IsolationRig) -> None:

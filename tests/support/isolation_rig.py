@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.hooks import AttemptFailed, JobsSucceeded
+from taskharbor.core.hooks import AttemptFailed, JobsStarted, JobsSucceeded
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.model import Job, claim_from_job
 from taskharbor.core.states import Status
@@ -35,11 +35,15 @@ class IsolationRig:
         self.file = folder / "jobs.db"
         self.seconds: dict[JobId, float] = {}
         """How long the attempt of each job took that failed or succeeded."""
+        self.started: list[JobId] = []
+        """The jobs of attempts that were reported as started."""
         app.harbor.use_store(f"sqlite:///{self.file}")
 
     def note(self, event: HookEvent) -> None:
         if isinstance(event, AttemptFailed):
             self.seconds[event.job.id] = event.run_seconds or 0.0
+        elif isinstance(event, JobsStarted):
+            self.started += [job.id for job in event.jobs]
         elif isinstance(event, JobsSucceeded):
             self.seconds.update(zip((job.id for job in event.jobs), event.run_seconds, strict=True))
 

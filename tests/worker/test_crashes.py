@@ -98,8 +98,9 @@ def kill_at(fleet: Fleet, points: Sequence[tuple[str, str, int]], *, dying: int 
 
 
 def test_there_is_a_kill_point_for_every_call_that_a_worker_makes_of_the_store() -> None:
-    parts = [*(SOURCE / "worker").glob("*.py"), *(SOURCE / f"{each}.py" for each in ("janitor", "outbox"))]
-    source = "".join(part.read_text() for part in [*parts, SOURCE / "schedules" / "scheduler.py"])
+    others = ("cancellation.py", "janitor.py", "outbox.py", "schedules/scheduler.py")
+    parts = [*(SOURCE / "worker").glob("*.py"), *(SOURCE / each for each in others)]
+    source = "".join(part.read_text() for part in parts)
     called = {*re.findall(r"driver\.(?:(?:maintenance|inspector|control)\.)?(\w+)\(", source)}
 
     assert called - {"listen", *OF_OPERATORS, *OF_CANCELS, *OF_LOST_LEASES, *OF_PAUSES, *AT_STOP} == {
