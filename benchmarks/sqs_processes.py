@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -139,7 +139,7 @@ def _asked_at_rest(url: str) -> dict[str, Any]:
 def _server_pid(url: str) -> int:
     """Return the process id of the PostgreSQL server, the parent of every connection."""
     with closing(psycopg.connect(url)) as db:
-        return int(Path(f"/proc/{db.info.backend_pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(_stat(str(db.info.backend_pid))[1])
 
 
 def _cpu_by(groups: dict[str, list[int]]) -> dict[str, float]:
@@ -149,11 +149,16 @@ def _cpu_by(groups: dict[str, list[int]]) -> dict[str, float]:
 
 def _cpu_with_children(pid: int) -> float:
     """Return the CPU seconds of a process, of its ended children, and of those that run."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    pids = [pid, *(int(child) for child in children if Path(f"/proc/{child}").exists())]
-    stats = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in pids]
-    fields = [*stats[0][11:15], *(field for stat in stats[1:] for field in stat[11:13])]
+    fields: list[str] = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended: its parent, which is read last, counts it
+            fields += _stat(child)[11:13]
+    fields += _stat(str(pid))[11:15]
     return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: str) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _median_turn(turns: list[dict[str, float]]) -> dict[str, float]:
