@@ -17,8 +17,9 @@ import pytest
 from taskharbor.core.errors import SchemaOutOfDate
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.janitor import ClockGuard
-from taskharbor.runtime import AsyncRun, ThreadRuntime, run_coroutine, start_all
+from taskharbor.runtime import START_BATCH, ThreadRuntime, run_coroutine, start_all
 from taskharbor.testing.clock import ManualClock
+from tests.support.async_observer import AsyncObservations
 
 LIMIT_SECONDS = 10.0
 THREADS = 8
@@ -77,12 +78,9 @@ def test_coroutines_submitted_together_have_separate_contexts() -> None:
         color.set(name)
         seen.put((name, before))
 
-    def never() -> None:
-        raise AssertionError
-
     with closing(ThreadRuntime(sync_threads=1)) as runtime:
         color.set("the caller's")
-        runtime.run_async([(paint(name), never) for name in ("red", "green", "blue")])
+        runtime.run_async([(paint(name), name) for name in ("red", "green", "blue")], AsyncObservations())
 
         results = [seen.get(timeout=LIMIT_SECONDS) for _ in range(3)]
 
@@ -91,6 +89,7 @@ def test_coroutines_submitted_together_have_separate_contexts() -> None:
 
 def test_coroutines_begin_in_the_cycle_in_which_they_are_started_and_as_tasks() -> None:
     seen: list[str] = []
+    observed = AsyncObservations()
 
     async def begin(name: str) -> None:
         task = asyncio.current_task()
@@ -101,14 +100,69 @@ def test_coroutines_begin_in_the_cycle_in_which_they_are_started_and_as_tasks() 
 
     loop = asyncio.new_event_loop()
     with closing(loop):
-        runs = [AsyncRun(loop, begin(name), lambda: None) for name in ("a", "b")]
-        loop.call_soon(start_all, loop, runs)
+        loop.call_soon(start_all, loop, [(begin(name), name) for name in ("a", "b")], observed)
         loop.call_soon(seen.append, "next")
         loop.call_later(0, loop.call_soon, loop.stop)
         loop.run_forever()
 
     assert seen[:3] == ["a begins", "b begins", "next"]
     assert sorted(seen[3:]) == ["a continues", "b continues"]
+    assert [*observed.cancels] == ["a", "b"]
+
+
+def test_a_coroutine_that_ends_in_its_first_step_is_not_observed() -> None:
+    observed = AsyncObservations()
+
+    async def work() -> None: ...
+
+    loop = asyncio.new_event_loop()
+    with closing(loop):
+        loop.call_soon(start_all, loop, [(work(), "a")], observed)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+
+    assert (observed.cancels, observed.unstarted_keys) == ({}, [])
+
+
+def test_a_suspended_coroutine_is_cancelled_from_another_thread() -> None:
+    observed, ended = AsyncObservations(), SimpleQueue[str]()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.put("cancelled")
+            raise
+
+    with closing(ThreadRuntime(sync_threads=1)) as runtime:
+        runtime.run_async([(work(), "a")], observed)
+        assert observed.is_suspended.wait(LIMIT_SECONDS)
+        observed.cancels["a"]()
+
+        assert ended.get(timeout=LIMIT_SECONDS) == "cancelled"
+    assert observed.unstarted_keys == []
+
+
+def test_work_whose_waiter_gave_up_while_the_loop_was_busy_does_not_begin() -> None:
+    release, began = threading.Event(), list[str]()
+
+    async def block() -> None:
+        release.wait(LIMIT_SECONDS)
+
+    async def work() -> None:
+        began.append("work")
+
+    async def answer() -> str:
+        return "after it"
+
+    with closing(ThreadRuntime(sync_threads=1)) as runtime:
+        runtime.run_async([(block(), "a")], AsyncObservations())
+        with pytest.raises(TimeoutError):
+            run_coroutine(runtime, work(), timeout=timedelta(milliseconds=1))
+        release.set()
+
+        assert run_coroutine(runtime, answer(), timeout=timedelta(seconds=LIMIT_SECONDS)) == "after it"
+    assert began == []
 
 
 def test_a_first_step_that_ends_the_loop_does_not_keep_the_others_from_starting() -> None:
@@ -120,10 +174,11 @@ def test_a_first_step_that_ends_the_loop_does_not_keep_the_others_from_starting(
     async def work() -> None:
         began.put("work")
 
+    works = [work(), leave(), *(work() for _ in range(START_BATCH))]
     with closing(ThreadRuntime(sync_threads=1)) as runtime:
-        runtime.run_async([(each, lambda: None) for each in (work(), leave(), work())])
+        runtime.run_async([(each, None) for each in works], AsyncObservations())
 
-        assert [began.get(timeout=LIMIT_SECONDS) for _ in range(2)] == ["work", "work"]
+        assert [began.get(timeout=LIMIT_SECONDS) for _ in range(len(works) - 1)] == ["work"] * (len(works) - 1)
 
 
 def test_run_coroutine_raises_the_error_of_the_coroutine() -> None:
@@ -168,7 +223,7 @@ def test_a_schema_that_is_out_of_date_is_logged_once_in_one_line(
 
     assert ThreadRuntime(sync_threads=1).serve("janitor", tick).join(timedelta(seconds=LIMIT_SECONDS))
 
-    [record] = caplog.records
+    [record] = [record for record in caplog.records if "janitor" in record.getMessage()]
     assert record.getMessage() == (
         "janitor loop failed; retrying: the store's schema is 1, this code needs 3: run 'taskharbor migrate up'"
     )
@@ -176,7 +231,7 @@ def test_a_schema_that_is_out_of_date_is_logged_once_in_one_line(
 
 
 def test_a_task_factory_that_raises_leaves_no_coroutine_without_a_report(caplog: pytest.LogCaptureFixture) -> None:
-    unstarted: list[str] = []
+    observed = AsyncObservations()
     loop = asyncio.new_event_loop()
     loop.set_task_factory(lambda _loop, _work: 1 // 0)  # type: ignore[arg-type]
 
@@ -184,10 +239,9 @@ def test_a_task_factory_that_raises_leaves_no_coroutine_without_a_report(caplog:
         pass
 
     with closing(loop):
-        runs = [AsyncRun(loop, work(), lambda name=name: unstarted.append(name)) for name in ("a", "b")]  # type: ignore[misc]
-        loop.call_soon(start_all, loop, runs)
+        loop.call_soon(start_all, loop, [(work(), name) for name in ("a", "b")], observed)
         loop.call_soon(loop.stop)
         loop.run_forever()
 
-    assert unstarted == ["a", "b"]
+    assert observed.unstarted_keys == ["a", "b"]
     assert "the event loop cannot create a task" in caplog.text

@@ -344,6 +344,36 @@ def test_a_stored_call_that_mismatches_the_task_becomes_a_dead_letter(harbor: Ha
     assert harbor.handle(job_id).job().attempt_count == 1
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"token": "canary"},
+        {"token": "t", "age": "canary"},
+        {"token": "t", "age": {"a": ["canary"]}},
+        ["canary"],
+        "canary",
+    ],
+    ids=["raises", "other type", "nested", "list", "text"],
+)
+def test_no_argument_is_in_the_log_or_in_a_stored_error(
+    quick: Harbor, payload: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @quick.task(max_attempts=1)
+    def send(token: str, age: int = 1) -> str:
+        if age:
+            raise LookupError
+        return token
+
+    job_id = quick.client.enqueue(JobRequest(type="send", payload=payload, max_attempts=1)).id
+    with caplog.at_level("DEBUG"):
+        quick.worker().drain()
+
+    job, inspector = quick.handle(job_id).job(), quick.driver.inspector
+    assert job.status is Status.DEAD
+    shown = [job.last_error, job.dead_reason, inspector.attempts([job_id]), inspector.outbox([job_id]), caplog.text]
+    assert "canary" not in repr(shown)
+
+
 def test_a_result_that_does_not_match_its_annotation_becomes_a_dead_letter(harbor: Harbor) -> None:
     @harbor.task
     def lies() -> int:

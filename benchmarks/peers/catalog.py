@@ -98,7 +98,7 @@ _AT_MOST_ONCE: Final = "a job is removed from the store when it is claimed, so a
 SYSTEMS: Final = (
     System(
         OURS,
-        finished="SELECT count(*) FROM th_jobs WHERE status = 'SUCCEEDED'",
+        unfinished="SELECT count(*) FROM th_jobs WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED', 'PROCESSING')",
         settings={"installed": "taskharbor worker APP", "tuned": "taskharbor worker APP --concurrency 1000"},
         main=True,
     ),
@@ -285,7 +285,7 @@ SYSTEMS: Final = (
         OURS_ON_SQLITE,
         store=SQLITE,
         base=OURS,
-        finished="SELECT count(*) FROM th_jobs WHERE status = 'SUCCEEDED'",
+        unfinished="SELECT count(*) FROM th_jobs WHERE status IN ('PENDING', 'ENQUEUED', 'FAILED', 'PROCESSING')",
         settings={"installed": "taskharbor worker APP", "tuned": "taskharbor worker APP --concurrency 1000"},
     ),
     System(

@@ -30,17 +30,18 @@ class Ticks:
         self._map = mmap.mmap(file, _SIZE)
         os.close(file)
         self._lock = threading.Lock()  # sync handlers run in several threads
-        self._count, self._first = _HEAD.unpack_from(self._map)  # of an ended process that had the same id, if any
+        self._count, first = _HEAD.unpack_from(self._map)  # of an ended process that had the same id, if any
+        if not first:
+            _HEAD.pack_into(self._map, 0, 0, time.time())
+        self._shown = memoryview(self._map)[:8].cast("q")  # to write an item takes a fifth of the time of a struct
 
     def add(self, enqueued_at: float | None) -> None:
-        now = time.time()
         with self._lock:
-            if not self._count:
-                self._first = now
             if enqueued_at is not None and self._count < MAX_SAMPLES:
-                _SAMPLE.pack_into(self._map, _HEAD.size + self._count * _SAMPLE.size, max(now - enqueued_at, 1e-9))
+                late = max(time.time() - enqueued_at, 1e-9)
+                _SAMPLE.pack_into(self._map, _HEAD.size + self._count * _SAMPLE.size, late)
             self._count += 1
-            _HEAD.pack_into(self._map, 0, self._count, self._first)
+            self._shown[0] = self._count
 
 
 _ticks: Ticks | None = None

@@ -9,6 +9,7 @@ import os
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.codec import CODEC_SETTING, JsonCodec, check_codec, codec_name
@@ -21,9 +22,11 @@ from taskharbor.core.errors import (
     Problem,
     StoreUnavailable,
 )
+from taskharbor.core.flat_calls import encode_calls
 from taskharbor.core.hooks import JobsEnqueued
 from taskharbor.core.ids import JobIdGenerator, new_job_id
-from taskharbor.core.model import jobs_like, new_job, payload_context
+from taskharbor.core.job_batch import JobBatch, distinct, jobs_like
+from taskharbor.core.model import new_job, payload_context
 from taskharbor.core.request import MAX_ATTEMPTS, is_simple, validate, validate_attempts
 from taskharbor.core.results import Enqueued
 from taskharbor.core.text import exact_str
@@ -231,7 +234,7 @@ class Client:
         if group_commit is not None and group_commit.pid == os.getpid():
             group_commit.close()
 
-    def _insert_checked(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
+    def _insert_checked(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
         """Insert *jobs*; before the first insert, compare the codec with the store's."""
         if not self._is_checked:
             self._check_codec()
@@ -246,7 +249,7 @@ class Client:
             group_commit = self._group_commit = GroupCommit(self._driver.insert)
         return group_commit.insert(job)
 
-    def _insert_traced(self, spans: Spans, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
+    def _insert_traced(self, spans: Spans, jobs: Sequence[NewJob]) -> list[Enqueued | IdempotencyConflict]:
         """Insert *jobs* inside a span, whose context they get."""
         is_grouped = self._group_commits and len(jobs) == 1 and jobs[0].idempotency_key is None
         with spans.enqueue(jobs) as span:
@@ -254,11 +257,11 @@ class Client:
             span.stored(answers)
         return answers
 
-    def _insert(self, jobs: list[NewJob]) -> list[Enqueued | IdempotencyConflict]:
+    def _insert(self, jobs: Sequence[NewJob]) -> list[Enqueued | IdempotencyConflict]:
         """Insert *jobs* in this thread, when no other statement with one of their keys is in the store."""
         if not self._group_commits:
             return insert_or_repeat(self._insert_checked, jobs)
-        with self._current_key_locks().hold(keys_of(jobs)):
+        with self._current_key_locks().hold(keys_of(distinct(jobs))):
             return insert_or_repeat(self._insert_checked, jobs)
 
     def _check_codec(self) -> None:
@@ -275,7 +278,7 @@ class Client:
             self._key_locks = KeyLocks()
         return self._key_locks
 
-    async def _submit(self, jobs: list[NewJob], *, is_traced: bool = False) -> list[Enqueued | IdempotencyConflict]:
+    async def _submit(self, jobs: Sequence[NewJob], *, is_traced: bool = False) -> list[Enqueued | IdempotencyConflict]:
         if self.spans is not None and not is_traced:
             with self.spans.enqueue(jobs) as span:
                 stored = await self._submit(jobs, is_traced=True)
@@ -299,7 +302,9 @@ class Client:
             raise answers
         return [*answers]
 
-    def _notify_hooks(self, jobs: list[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception) -> None:
+    def _notify_hooks(
+        self, jobs: Sequence[NewJob], answers: Sequence[Enqueued | IdempotencyConflict] | Exception
+    ) -> None:
         """Call the hooks with the accepted jobs."""
         if isinstance(answers, Exception) or not self._call_hooks:
             return
@@ -320,18 +325,19 @@ class Client:
             raise InvalidRequest([problem.within(f"jobs[{len(jobs)}]") for problem in error.problems]) from error
         return jobs
 
-    def _prepare_calls(self, calls: Sequence[TypedCall]) -> list[NewJob]:
-        """Do what `_prepare_all` does, in a third of the time if all *calls* are flat and valid."""
+    def _prepare_calls(self, calls: Sequence[TypedCall]) -> Sequence[NewJob]:
+        """Do what `_prepare_all` does, in a fifth of the time if all *calls* are flat, valid and of one task."""
         json = self._json
-        payloads = [call.flat.encode(call.values) for call in calls if call.flat is not None] if json else []
-        written = [payload for payload in payloads if payload is not None]
-        if json is None or len(written) < len(calls) or max(map(len, written), default=0) > json.limit:
+        payloads = None if json is None else encode_calls(calls)
+        if json is None or payloads is None or max(map(len, payloads), default=0) > json.limit:
             return self._prepare_all(call.request for call in calls)  # it also raises what is wrong with a call
         ids, now = self._new_ids(len(calls)), self._now()
-        models: dict[object, NewJob] = {}
-        for call in {id(call.task): call for call in calls}.values():
-            models[call.task] = self._prepare(call.request, now, ids[0])
-        return jobs_like([models[call.task] for call in calls], ids, written)
+        tasks = dict(zip(map(attrgetter("task"), calls), calls, strict=True))
+        models = {task: self._prepare(call.request, now, ids[0]) for task, call in tasks.items()}
+        if len(models) == 1 and self.spans is None:  # a span would change the metadata of each job
+            [model] = models.values()
+            return JobBatch(model, ids, payloads)
+        return jobs_like([models[call.task] for call in calls], ids, payloads)
 
     def _new_ids(self, count: int) -> list[JobId]:
         return self._ids.many(count) if isinstance(self._ids, JobIdGenerator) else [self._ids() for _ in range(count)]

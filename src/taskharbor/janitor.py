@@ -86,6 +86,13 @@ class ClockGuard:
     def may_reclaim(self) -> bool:
         return self._was_compared
 
+    def store_time(self) -> datetime:
+        """Estimate the store's time from its last reading. Before the first one, return the time of this machine."""
+        last = self._last
+        if last is None:
+            return self._runtime.now()
+        return last.store + timedelta(seconds=self._runtime.monotonic() - last.local)
+
     def tick(self) -> timedelta:
         try:
             reading = self._read()

@@ -52,8 +52,6 @@ F = TypeVar("F")
 
 RESULT_TIMEOUT: Final = timedelta(seconds=60)
 """How long `Handle.result` waits by default."""
-
-
 _NO_OPTIONS: Final[CallOptions] = {}
 
 
@@ -166,7 +164,9 @@ class Task(Generic[P, R, F]):
 
         Raises `InvalidRequest` if the arguments do not match the parameters.
         """
-        flat = self.arguments.flat_shape(args, kwargs)
+        known = self.arguments
+        # Without names, flat_shape would only add a frame, a sixth of the time of a call.
+        flat = known.flat_shape(args, kwargs) if kwargs else known.flat_shapes.get((*map(type, args),))
         if flat is None:
             return Call(self.request(self.arguments.pack(args, kwargs), _NO_OPTIONS), self)
         call: Call[R] = _bare(Call)  # takes half the time of the constructor
@@ -259,11 +259,11 @@ class Task(Generic[P, R, F]):
         except InvalidRequest as error:
             raise ResultNotEncodable(error) from error
 
-    def _unpack(self, job: Job, ctx: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _unpack(self, job: Job, ctx: Any) -> tuple[Sequence[Any], dict[str, Any]]:
         """Return the arguments of the function, with *ctx* if it takes one."""
         arguments = self.arguments
         try:
-            args, kwargs = arguments.unpack(job.data)
+            args, kwargs = arguments.unpack_job(job)
         except CallNotReadable as error:
             raise DeadLetter(str(error)) from error  # a retry would fail again
         ctx.use_result_encoder(self._pack_result)

@@ -102,6 +102,8 @@ ENDINGS = [
     (click.UsageError("odd"), ExitCode.USAGE, "usage"),
     (click.FileError("jobs.json", "unreadable"), ExitCode.FAILURE, "failure"),
     (ZeroDivisionError("odd"), ExitCode.FAILURE, "unexpected"),
+    (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"), ExitCode.USAGE, "usage"),
+    (UnicodeEncodeError("ascii", "é", 0, 1, "ordinal not in range(128)"), ExitCode.FAILURE, "unexpected"),
 ]
 
 

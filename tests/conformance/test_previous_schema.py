@@ -77,6 +77,8 @@ NEEDS_NEWEST: Final = [
     "test_a_series_begins_with_a_whole_step_and_ends_before_until",
     "test_a_series_that_sums_up_too_many_rows_is_refused",
     "test_a_series_with_too_many_points_is_refused",
+    "test_a_lease_ends_whatever_became_of_the_record_of_its_worker",
+    "test_a_requeued_job_arrives_again",
     "test_arrivals_less_ends_are_the_living_jobs",
     "test_counts_by_minute_are_kept_for_hours_and_others_for_longer",
     "test_deaths_are_counted_by_hour_and_group",

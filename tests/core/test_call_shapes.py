@@ -25,6 +25,7 @@ from taskharbor.core import signatures as module
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.conversion import TypeMismatch
 from taskharbor.core.errors import CallNotReadable, InvalidRequest, PayloadNotEncodable, UsageError
+from taskharbor.core.flat_calls import FlatShape, encode_calls
 from taskharbor.core.signatures import CallSignature
 from taskharbor.core.typed_values import converter_for
 
@@ -42,6 +43,12 @@ class Name(str):
 
     def __repr__(self) -> str:
         return f"Name({str(self)!r})"
+
+
+@dataclass(frozen=True)
+class FlatCall:
+    flat: FlatShape | None
+    values: tuple[Any, ...]
 
 
 class Color(Enum):
@@ -215,6 +222,21 @@ def test_a_flat_call_is_written_as_its_stored_form_is_encoded(data: st.DataObjec
             assert flat.encode(values) in (None, encoded(flat.pack(values)))
 
 
+@thorough
+@given(st.data())
+def test_many_flat_calls_are_written_as_each_of_them(data: st.DataObject) -> None:
+    function = data.draw(functions())
+    used, made = signature(function), data.draw(st.lists(calls(function), min_size=1, max_size=4))
+    flat = list[FlatCall]()
+    for args, kwargs in [*made, *made]:
+        packed(used, args, kwargs)
+        flat.append(FlatCall(used.flat_shape(args, kwargs), (*args, *kwargs.values())))
+
+    for some in [flat, [each for each in flat if each.flat is flat[0].flat]]:
+        each_alone = [None if call.flat is None else call.flat.encode(call.values) for call in some]
+        assert encode_calls(some) == (None if None in each_alone else each_alone)  # type: ignore[arg-type]
+
+
 def test_a_call_of_scalars_is_written_flat_from_its_second_time_on() -> None:
     used = signature(usual)
     args, kwargs = (7, 'ü"\n$x'), {"urgent": True, "amount": None}
@@ -258,6 +280,15 @@ def test_a_value_that_the_codec_refuses_or_that_is_long_is_left_to_it(value: Any
     assert flat.encode((value,)) is None
 
 
+def test_long_values_among_many_calls_are_left_to_the_codec() -> None:
+    used = signature(anything)
+    used.pack(("x",), {})
+    calls = [FlatCall(used.flat_shape(("x",), {}), ("x" * size,)) for size in (1, 3_000)]
+
+    assert encode_calls(calls[:1]) == [encoded(used.pack(("x",), {}))]  # type: ignore[arg-type]
+    assert encode_calls(calls) is None  # type: ignore[arg-type]
+
+
 def test_a_call_with_a_converted_argument_is_never_flat() -> None:
     used = signature(usual)
 
@@ -274,7 +305,7 @@ def test_plans_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in [*VALUES, *VALUES]:
         assert repr(used.unpack(used.pack((value,), {}))) == repr(((value,), {}))
         assert len(vars(used)["_packing"]) <= 2
-        assert len(vars(used)["_flat"]) <= 2
+        assert len(used.flat_shapes) <= 2
         assert len(vars(used)["_unpacking"]) <= 2
 
 

@@ -111,6 +111,7 @@ def test_a_huge_reason_is_cut() -> None:
 def test_a_release_is_free_a_bounded_number_of_times() -> None:
     assert Outcome.release().bound == MAX_RELEASES
     assert Outcome.release(bound=2).bound == 2
+    assert Outcome.release(bound=None).bound is None
 
 
 def test_a_failure_is_recorded_as_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
 import pytest
@@ -190,7 +191,9 @@ def test_times_are_shown_in_the_form_that_was_chosen(site: UiSite, screen: Scree
 def test_the_id_of_a_job_and_a_command_are_copied(site: UiSite, screen: Screen) -> None:
     [job_id] = site.enqueue(queue="mail")
     screen.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    screen.page.clock.install()
     screen.go(f"/jobs/{job_id}")
+    screen.page.clock.pause_at(datetime.now(UTC) + timedelta(hours=1))  # no timer ends the word before it is read
     screen.page.click(".id .copy")
     screen.page.wait_for_selector(".id .copy:has-text('Copied')")
     copied = [screen.page.evaluate("navigator.clipboard.readText()")]
@@ -200,6 +203,23 @@ def test_the_id_of_a_job_and_a_command_are_copied(site: UiSite, screen: Screen) 
     copied.append(screen.page.evaluate("navigator.clipboard.readText()"))
 
     assert copied == [str(job_id), f"taskharbor jobs show {job_id}"]
+
+
+def test_a_change_of_the_job_leaves_the_word_that_its_id_was_copied(site: UiSite, screen: Screen) -> None:
+    [job_id] = site.enqueue(queue="mail")
+    screen.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    screen.page.clock.install()
+    screen.go(f"/jobs/{job_id}")
+    screen.page.clock.pause_at(datetime.now(UTC) + timedelta(hours=1))
+    screen.page.click(".id .copy")
+    screen.page.wait_for_selector(".id .copy:has-text('Copied')")
+    site.claim("mail")
+    screen.page.wait_for_selector(".headline :text('attempt 1')")
+    shown = [screen.text(".id .copy")]
+    screen.page.clock.run_for(2000)
+    shown.append(screen.text(".id .copy"))
+
+    assert shown == ["Copied", "Copy"]
 
 
 def test_compact_rows_are_lower(site: UiSite, screen: Screen) -> None:

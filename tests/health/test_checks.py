@@ -21,6 +21,7 @@ from taskharbor.health.checks import (
 )
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.service import ServiceLoops
+from tests.support.async_observer import AsyncObservations
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def test_the_event_loop_of_a_worker_answers_unless_a_handler_blocks_it() -> None
         may_end.wait(30)
 
     assert runtime.event_loop_wait() == 0.0  # there is none yet
-    runtime.run_async([(block(), lambda: None)])
+    runtime.run_async([(block(), None)], AsyncObservations())
     assert began.wait(30)
     runtime.event_loop_wait()
     wait_until(lambda: runtime.event_loop_wait() > 0.05)

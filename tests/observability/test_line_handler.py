@@ -25,7 +25,6 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Settled
 from taskharbor.core.states import Status
-from taskharbor.observability import attempt_log
 from taskharbor.observability.attempt_log import AttemptLog
 from taskharbor.observability.hook_caller import HookCaller
 from taskharbor.observability.line_handler import MAX_WRITE_BYTES, LineHandler, line_handlers
@@ -113,14 +112,14 @@ def logger_to(*handlers: logging.Handler) -> logging.Logger:
 
 def line_handler(stream: Any, formatter: Any = TextFormatter, of: type[LineHandler] = LineHandler) -> LineHandler:
     made = formatter()
-    handler = of(made, made.format_success)
+    handler = of(made, made.format_successes)
     handler.setStream(stream)
     return handler
 
 
 def log_success(log: logging.Logger) -> None:
     lines = AttemptLog(log, count=2)
-    lines.succeeded(JOB, seconds=0.25)
+    lines.succeeded([JOB], [0.25])
     lines.flush()
 
 
@@ -142,7 +141,6 @@ def logged(of: type[LineHandler], formatter: Any, write: Callable[[AttemptLog, C
         handler.setLevel(levels[1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging, "time", clock)
-        patch.setattr(attempt_log, "time", clock.time)
         lines = AttemptLog(log, count=2)
         write(lines, clock)
         lines.flush()
@@ -164,7 +162,7 @@ def test_the_lines_of_a_batch_are_those_of_single_records(
             clock.seconds += later
             job = replace(JOB, type=f"{name}:{status}")
             if status is Status.SUCCEEDED:
-                lines.succeeded(job, seconds=seconds)
+                lines.succeeded([job], [seconds])
             else:
                 error = ValueError("bad") if status is Status.DEAD else None
                 lines.ended(job, outcome, status, seconds=seconds, now=NOW, error=error)
@@ -175,16 +173,26 @@ def test_the_lines_of_a_batch_are_those_of_single_records(
 
 
 @pytest.mark.parametrize("formatter", FORMATTERS)
+def test_the_line_of_a_success_escapes_what_that_of_its_record_escapes(formatter: Any) -> None:
+    job = replace(JOB, type='a"\\\x1b', queue='b"\\\x1b', worker_id='c"\\\x1b')
+
+    def write(lines: AttemptLog, _clock: Clock) -> None:
+        lines.succeeded([job], [0.25])
+
+    assert logged(LineHandler, formatter, write) == logged(Records, formatter, write)
+
+
+@pytest.mark.parametrize("formatter", FORMATTERS)
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{end[0].event}-{end[1]}")
 @pytest.mark.parametrize("seconds", [None, 0.0, 0.0123, 90.0])
 def test_each_kind_of_line_is_that_of_a_single_record(
     end: tuple[Outcome, Status], seconds: float | None, formatter: Any
 ) -> None:
     def write(lines: AttemptLog, clock: Clock) -> None:
-        lines.succeeded(JOB, seconds=seconds)
+        lines.succeeded([JOB], [seconds])
         lines.ended(JOB, *end, seconds=seconds, now=NOW)
         clock.seconds += 2**-13
-        lines.succeeded(JOB, seconds=seconds)
+        lines.succeeded([JOB], [seconds])
 
     batch = logged(LineHandler, formatter, write)
 
@@ -195,7 +203,7 @@ def test_each_kind_of_line_is_that_of_a_single_record(
 def test_a_line_has_the_time_of_its_attempt_and_not_of_its_write() -> None:
     def write(lines: AttemptLog, clock: Clock) -> None:
         for _ in range(2):
-            lines.succeeded(JOB, seconds=None)
+            lines.succeeded([JOB], [None])
             clock.seconds += 0.5
         clock.seconds += 30
 
@@ -331,7 +339,7 @@ def test_a_single_attempt_is_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     lines = AttemptLog(logger_to(line_handler(stream)), count=1)
 
-    lines.succeeded(JOB, seconds=0.25)
+    lines.succeeded([JOB], [0.25])
     lines.flush()
 
     assert stream.getvalue().endswith("succeeded in 250 ms\n")
@@ -341,12 +349,48 @@ def test_a_logger_without_handlers_uses_the_last_resort() -> None:
     assert line_handlers(logger_to()) is None
 
 
+def test_successes_that_are_logged_together_have_a_line_each() -> None:
+    stream = Writes()
+    lines = AttemptLog(logger_to(line_handler(stream)), count=3)
+
+    lines.succeeded([replace(JOB, type=name) for name in "abc"], [0.25, None, 90.0])
+    lines.flush()
+
+    ends = [line.partition(f"job {JOB.id} ")[2] for line in stream.getvalue().splitlines()]
+    assert ends == [
+        "(a) attempt 1 of 20: succeeded in 250 ms",
+        "(b) attempt 1 of 20: succeeded",
+        "(c) attempt 1 of 20: succeeded in 90 s",
+    ]
+
+
+def test_lines_of_any_length_fill_writes_as_far_as_they_stay_atomic() -> None:
+    sizes = (4_095, 1, 2_047, 2_047, 2_047, 2_048, 2_046, 5_000, 0, 0)
+    stream = Writes()
+    handler = LineHandler(logging.Formatter("%(message)s"), lambda _: [])
+    handler.setStream(stream)
+
+    handler.write_batch([logging.makeLogRecord({"msg": size * "x", "levelno": logging.INFO}) for size in sizes])
+
+    assert [len(part) for part in stream.parts] == [4_096, 2 + 2_048, 4_096, 2_049 + 2_047, 5_001, 2]
+
+
+def test_a_line_with_any_characters_is_never_torn_in_a_pipe() -> None:
+    stream = Writes()
+    lines = AttemptLog(logger_to(line_handler(stream)), count=2)
+
+    lines.succeeded([replace(JOB, type="😀" * 200)] * 9, [0.25] * 9)
+    lines.flush()
+
+    assert max(len(part.encode("ascii", "backslashreplace")) for part in stream.parts) <= MAX_WRITE_BYTES
+
+
 def test_lines_are_written_together_but_never_torn_in_a_pipe() -> None:
     stream = Writes()
     lines = AttemptLog(logger_to(line_handler(stream)), count=2)
 
     for number in range(200):
-        lines.succeeded(replace(JOB, type="ü" * (number % 40)), seconds=0.25)
+        lines.succeeded([replace(JOB, type="ü" * (number % 40))], [0.25])
     lines.flush()
 
     assert len(stream.parts) < 100
@@ -360,7 +404,7 @@ def test_a_long_line_is_written_alone_and_whole() -> None:
     lines = AttemptLog(logger_to(line_handler(stream)), count=2)
 
     for name in ("a", "b" * MAX_WRITE_BYTES, "c"):
-        lines.succeeded(replace(JOB, type=name), seconds=0.25)
+        lines.succeeded([replace(JOB, type=name)], [0.25])
     lines.flush()
 
     assert [part.partition("(")[2][0] for part in stream.parts] == ["a", "b", "c"]
@@ -390,7 +434,7 @@ def test_the_lock_of_the_handler_is_held_from_the_first_line_to_the_last() -> No
     handler = line_handler(Stream())
     lines = AttemptLog(logger_to(handler), count=2)
     for _ in range(100):
-        lines.succeeded(JOB, seconds=0.25)
+        lines.succeeded([JOB], [0.25])
     lines.flush()
 
     assert len(taken) > 1
@@ -416,7 +460,7 @@ def test_a_line_that_cannot_be_encoded_is_the_only_one_left_out(capsys: pytest.C
     lines = AttemptLog(logger_to(line_handler(io.TextIOWrapper(raw, "ascii", errors="strict"))), count=2)
 
     for name in ("first", "ü", "last"):
-        lines.succeeded(replace(JOB, type=name), seconds=0.25)
+        lines.succeeded([replace(JOB, type=name)], [0.25])
     lines.flush()
 
     assert [line.partition("(")[2].partition(")")[0] for line in raw.getvalue().decode().splitlines()] == [

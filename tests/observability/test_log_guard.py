@@ -84,7 +84,7 @@ def test_every_logger_of_a_service_is_guarded() -> None:
 
 def test_a_guarded_logger_still_writes_batches() -> None:
     log = logging.getLogger("taskharbor.worker")
-    handler = LineHandler(logging.Formatter(), lambda _success: "")
+    handler = LineHandler(logging.Formatter(), lambda _: [])
     log.addHandler(handler)
     log.propagate = False
     try:

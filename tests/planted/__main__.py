@@ -60,6 +60,7 @@ FOLDERS: Final = {
         "doctor/",
         "drivers/audit",
         "drivers/backlogs",
+        "drivers/interrupts",
         "drivers/migrate",
         "drivers/records",
         "drivers/sqlite/",

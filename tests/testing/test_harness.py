@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskharbor import Context, Fixed, Harbor, RetryPolicy, Snooze, Status, testing
+from taskharbor.core.codec import JsonCodec
 from taskharbor.core.errors import UsageError
 from taskharbor.testing.harness import DrainLimitExceeded, EventLoopRunning, Harness, Step
 
@@ -102,6 +103,29 @@ def test_an_async_test_awaits_the_drain_and_tasks_run_on_its_loop(shop: Harbor) 
             assert loops == [asyncio.get_running_loop()] * 2
 
     asyncio.run(test())
+
+
+def test_handlers_and_results_use_the_codec_of_the_harbor() -> None:
+    class Hidden(JsonCodec):
+        """Stores nothing that another codec could read."""
+
+        def encode(self, value: object, *, context: bytes) -> bytes:
+            return super().encode(value, context=context)[::-1]
+
+        def decode(self, data: bytes, *, context: bytes) -> Any:
+            return super().decode(data[::-1], context=context)
+
+    harbor = Harbor("memory://", codec=Hidden())
+
+    @harbor.task
+    def double(number: int) -> int:
+        return 2 * number
+
+    with harbor.testing() as harness:
+        handle = double.enqueue(21)
+        harness.drain()
+
+        assert handle.result() == 42
 
 
 def test_time_passes_only_in_advance(shop: Harbor) -> None:

@@ -65,6 +65,16 @@ def test_a_worker_without_messages_has_no_visibility_to_check() -> None:
     Worker(MemoryDriver(), visibility=SECOND)
 
 
+@pytest.mark.parametrize("text", ["a\0b", "a\ud800b", "a" * 201])
+def test_a_name_and_a_type_that_a_store_cannot_hold_are_refused(text: str) -> None:
+    worker = Worker(MemoryDriver(), name="a" * 200)
+
+    with pytest.raises(UsageError, match=r"name is 'a.*must have at most 200 characters, all of them printable"):
+        Worker(MemoryDriver(), name=text)
+    with pytest.raises(UsageError, match=r"type is 'a.*must match"):
+        worker.register(text, print)
+
+
 @pytest.mark.parametrize(
     ("text", "delay"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,16 @@ from taskharbor.worker.context import HandlerServices
 from taskharbor.worker.execution import Execution, StopReason
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.handlers import HandlerRegistry
+from taskharbor.worker.prefetch import Prefetch
 from tests.support.manual_worker import TIMEOUT
 from tests.support.stages import StageRecorder, no_prefetch
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from taskharbor.core.model import Job
-    from taskharbor.runtime import AsyncWork
+    from taskharbor.runtime import AsyncObserver, AsyncWork
     from tests.support.manual_worker import Rig
 
 MINUTE = timedelta(minutes=1)
@@ -43,12 +46,8 @@ class Busy(ThreadRuntime):
     def run_sync(self, work: Callable[[], None], on_idle: Callable[[], None]) -> None:
         self._sync += [work, on_idle]
 
-    def run_async(self, works: Sequence[AsyncWork]) -> list[Busy]:
+    def run_async(self, works: Sequence[AsyncWork], observer: AsyncObserver) -> None:  # noqa: ARG002  none is suspended
         self._async += [work for work, _ in works]
-        return [self] * len(works)
-
-    def cancel(self) -> None:
-        """Do nothing: a busy loop handles requests in no certain order."""
 
     def work(self) -> None:
         for work in self._sync:
@@ -69,7 +68,7 @@ async def _arun(job: Job) -> None:
 @pytest.mark.parametrize(
     ("reason", "outcome"),
     [
-        (StopReason.SHUTDOWN, Outcome.release()),
+        (StopReason.SHUTDOWN, Outcome.release(bound=None)),
         (StopReason.CANCEL, Outcome.cancel(StopReason.CANCEL.value)),
         (StopReason.LOST, None),
     ],
@@ -91,6 +90,37 @@ def test_a_handler_that_was_asked_to_stop_before_it_began_does_not_begin(
     runtime.work()
 
     assert stages.outcomes == [(execution, outcome)]
+
+
+def test_waiting_jobs_are_started_again_after_a_start_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, runtime, began = MemoryDriver(), ThreadRuntime(sync_threads=1), list[int]()
+    jobs = [Client(driver).enqueue(JobRequest(type="run")).id for _ in range(6)]
+    claims = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=6, overdue_after=MINUTE)
+
+    async def run(_job: Job) -> None:
+        began.append(len(began))
+        await asyncio.sleep(0)
+
+    handlers, stages = HandlerRegistry(), StageRecorder()
+    handlers.register("run", run)
+    services = HandlerServices(driver, JsonCodec(), save=lambda _execution, _progress: None)
+    prefetch = Prefetch(runtime, concurrency=2, limit=6, lease=MINUTE)
+    executor = Executor(runtime, handlers, stages, services, prefetch=prefetch)
+    take, failures = prefetch.take, [OSError("out of memory")]
+
+    def take_later() -> list[Execution]:
+        if began and failures:
+            raise failures.pop()
+        return take()
+
+    monkeypatch.setattr(prefetch, "take", take_later)
+    with closing(runtime):
+        executor.start([Execution(claim, ends_at=inf, times_out_at=None) for claim in claims])
+        wait_until(lambda: not failures)
+        executor.start([])  # as the source does with its next claim
+        wait_until(lambda: len(stages.outcomes) == len(jobs))
+
+    assert len(began) == len(jobs)
 
 
 def test_a_return_after_the_timeout_is_no_success_even_before_the_next_heartbeat(rig: Rig) -> None:

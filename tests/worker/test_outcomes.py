@@ -15,6 +15,7 @@ from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.outcome import Cancel, DeadLetter, Retry, Snooze
 from taskharbor.core.retry import Fixed, RetryPolicy
 from taskharbor.core.states import Status
+from taskharbor.runtime import ThreadRuntime
 from tests.support.worker_rig import NOW, SHORT, drained, ended, enqueue, running_worker, stored, worker_for
 
 if TYPE_CHECKING:
@@ -142,6 +143,19 @@ def test_a_job_may_be_snoozed_until_a_moment(driver: Driver) -> None:
     job_id = enqueue(driver, "nap")
 
     drained(driver, {"nap": _raising(Snooze(until=until))})
+
+    assert abs(stored(driver, job_id).scheduled_for - until) < timedelta(seconds=5)
+
+
+def test_a_job_is_snoozed_until_a_moment_of_the_stores_clock(driver: Driver) -> None:
+    class AnHourAhead(ThreadRuntime):
+        def now(self) -> datetime:
+            return super().now() + HOUR
+
+    until = driver.inspector.now() + HOUR
+    job_id = enqueue(driver, "nap")
+
+    drained(driver, {"nap": _raising(Snooze(until=until))}, runtime=AnHourAhead(sync_threads=16))
 
     assert abs(stored(driver, job_id).scheduled_for - until) < timedelta(seconds=5)
 

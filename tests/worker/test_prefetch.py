@@ -343,9 +343,10 @@ def test_a_release_of_a_waiting_job_never_counts_as_an_attempt(driver: Driver) -
     with running_worker(driver, gate.handlers, concurrency=1):
         wait_until(lambda: len(gate.began) == 1)
         rest = [job_id for job_id in jobs if job_id not in gate.began]
-        wait_until(lambda: all(stored(driver, job_id).releases == MAX_RELEASES + 1 for job_id in rest))
-        assert {(stored(driver, job_id).status, stored(driver, job_id).attempt_count) for job_id in rest} == {
-            (Status.PENDING, 0)
+        wait_until(lambda: all(len(driver.inspector.attempts([job_id])) == MAX_RELEASES + 1 for job_id in rest))
+        released = [stored(driver, job_id) for job_id in rest]
+        assert {(job.status, job.attempt_count, job.releases) for job in released} == {
+            (Status.PENDING, 0, MAX_RELEASES)
         }
         gate.may_end.set()
 

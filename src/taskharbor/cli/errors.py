@@ -248,11 +248,16 @@ ERROR_EXITS: Final[Mapping[type[BaseException], ErrorExit]] = MappingProxyType({
 })
 # fmt: on
 
+_LONE_SURROGATE: Final = "surrogates not allowed"
+_MAX_SHOWN_CHARS: Final = 100
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 
 
 def report(error: Exception, *, as_json: bool, debug: bool) -> ExitCode:
     """Print *error* to stderr, and return its exit code."""
+    if isinstance(error, UnicodeEncodeError) and error.reason == _LONE_SURROGATE:
+        # Python reads bytes of the command line that are not UTF-8 as such characters, and no store takes them.
+        error = click.UsageError(f"{error.object[:_MAX_SHOWN_CHARS]!r} is not valid UTF-8")
     known = exit_for(error)
     description, hint = _describe(error), _hint(error) or known.hint
     separator = "" if not hint else " " if description.endswith("?") else "; "

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii as _quote
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.observability.attempt_log import duration_ms, success_text
+from taskharbor.observability.attempt_log import duration_ms, success_texts
 from taskharbor.observability.job_log import JobLogFilter
 from taskharbor.observability.line_handler import LineHandler
 from taskharbor.observability.tracing import trace_id_of
 
 if TYPE_CHECKING:
-    from taskharbor.observability.line_handler import Success
+    from taskharbor.observability.line_handler import Successes
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _SHORT_ID_CHARS: Final = 12
@@ -32,7 +32,7 @@ def log_to_stderr(*, as_json: bool, level: str | None, capture_level: str | None
     names = logging.getLevelNamesMapping()
     lowest, captured = names[(level or "info").upper()], names[(capture_level or "critical").upper()]
     formatter = JsonFormatter() if as_json else TextFormatter()
-    handler = LineHandler(formatter, formatter.format_success)
+    handler = LineHandler(formatter, formatter.format_successes)
     handler.addFilter(JobLogFilter())
     if captured < lowest:
         handler.setLevel(lowest)
@@ -52,8 +52,6 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__(LOG_FORMAT)
-        self._stamp: logging.LogRecord | None = None
-        self._head = ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  a method of the standard library
         job_id = vars(record).get("job_id")
@@ -62,12 +60,10 @@ class TextFormatter(logging.Formatter):
             record.message = f"[{str(job_id)[-_SHORT_ID_CHARS:]}] {record.message}"
         return super().formatMessage(record)
 
-    def format_success(self, success: Success) -> str:
-        """Return the line of a success."""
-        stamp, job, seconds = success
-        if stamp is not self._stamp:
-            self._stamp, self._head = stamp, self.format(stamp)
-        return self._head + success_text(job, seconds)
+    def format_successes(self, successes: Successes) -> list[str]:
+        """Return the lines of successes."""
+        stamp, jobs, run_seconds = successes
+        return success_texts(jobs, run_seconds, head=self.format(stamp))
 
 
 class JsonFormatter(logging.Formatter):
@@ -76,8 +72,6 @@ class JsonFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__()
         self._encode = json.JSONEncoder(default=str).encode  # json.dumps would make an encoder for each line
-        self._stamp: logging.LogRecord | None = None
-        self._head = ""
 
     def format(self, record: logging.LogRecord) -> str:
         line = _head(record) | {"message": record.getMessage()}
@@ -86,19 +80,20 @@ class JsonFormatter(logging.Formatter):
             line["traceback"] = self.formatException(record.exc_info)
         return self._encode(line)
 
-    def format_success(self, success: Success) -> str:
-        """Return the line of a success. Only texts that may need escapes are encoded: it takes half of the time."""
-        stamp, job, seconds = success
-        if stamp is not self._stamp:
-            self._stamp, self._head = stamp, self._encode(_head(stamp))[:-1]
-        trace = trace_id_of(job)
-        traced = "" if trace is None else f', "trace_id": {_quote(trace)}'
-        took = "" if seconds is None else f', "duration_ms": {duration_ms(seconds)}'
-        return (
-            f'{self._head}, "message": {_quote(success_text(job, seconds))}, "job_id": "{job.id}", '
-            f'"type": {_quote(job.type)}, "queue": {_quote(job.queue)}, "attempt": {job.attempt_count}, '
-            f'"worker": {_quote(job.worker_id or "")}{traced}, "max_attempts": {job.max_attempts}{took}}}'
-        )
+    def format_successes(self, successes: Successes) -> list[str]:
+        """Return the lines of successes. Only texts that may need escapes are encoded: it takes half of the time."""
+        stamp, jobs, run_seconds = successes
+        head, lines = self._encode(_head(stamp))[:-1], []
+        for job, seconds, text in zip(jobs, run_seconds, success_texts(jobs, run_seconds), strict=True):
+            trace = trace_id_of(job)
+            traced = "" if trace is None else f', "trace_id": {_quote(trace)}'
+            took = "" if seconds is None else f', "duration_ms": {duration_ms(seconds)}'
+            lines.append(
+                f'{head}, "message": {_quote(text)}, "job_id": "{job.id}", '
+                f'"type": {_quote(job.type)}, "queue": {_quote(job.queue)}, "attempt": {job.attempt_count}, '
+                f'"worker": {_quote(job.worker_id or "")}{traced}, "max_attempts": {job.max_attempts}{took}}}'
+            )
+        return lines
 
 
 def _head(record: logging.LogRecord) -> dict[str, object]:

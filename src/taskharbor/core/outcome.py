@@ -42,7 +42,7 @@ class Outcome:
     failure: Failure | None
     reason: str | None
     result: bytes | None = field(repr=False)
-    bound: int
+    bound: int | None
     traceparent: str | None
 
     def __init__(self) -> None:
@@ -70,8 +70,11 @@ class Outcome:
         return _make(Event.SNOOZE, delay=after)
 
     @classmethod
-    def release(cls, *, bound: int = MAX_RELEASES) -> Outcome:
-        """Return the outcome of a shutdown: the job is due at once. More than *bound* releases count as attempts."""
+    def release(cls, *, bound: int | None = MAX_RELEASES) -> Outcome:
+        """Return the outcome of a shutdown: the job is due at once. More than *bound* releases count as attempts.
+
+        *bound* is None if the handler did not begin. Such a release counts neither as an attempt nor as a release.
+        """
         return _make(Event.RELEASE, bound=bound)
 
     @classmethod
@@ -126,7 +129,7 @@ def _make(
     failure: Failure | None = None,
     reason: str | None = None,
     result: bytes | None = None,
-    bound: int = 0,
+    bound: int | None = 0,
     traceparent: str | None = None,
 ) -> Outcome:
     outcome = object.__new__(Outcome)

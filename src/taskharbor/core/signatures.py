@@ -13,13 +13,17 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
+from taskharbor.core.codec import JsonCodec
 from taskharbor.core.conversion import Converter, TypeMismatch, Walk, opaque_kinds, step_to, type_name
 from taskharbor.core.errors import CallNotReadable, InvalidRequest, Problem, UsageError
-from taskharbor.core.flat_calls import FlatShape, is_flat
+from taskharbor.core.flat_calls import FlatShape, flat_reader, is_flat, no_reader
 from taskharbor.core.typed_values import converter_for, type_hints_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from taskharbor.core.flat_calls import Reader
+    from taskharbor.core.model import Job
 
 _VAR_POSITIONAL: Final = inspect.Parameter.VAR_POSITIONAL
 _VAR_KEYWORD: Final = inspect.Parameter.VAR_KEYWORD
@@ -45,8 +49,13 @@ class CallSignature:
         # What must be converted, by the names and types of arguments. All other arguments are stored as they are.
         self._packing: dict[_Shape, tuple[tuple[str, ...], bool, _Walks]] = {}
         # If the stored arguments are the first parameters, unchanged and in order: the defaults of the others.
-        self._unpacking: dict[_Shape, tuple[_Walks, tuple[Any, ...] | None]] = {}
-        self._flat: dict[_Shape, FlatShape] = {}
+        self._unpacking: dict[_Shape, tuple[_Walks, tuple[Any, ...] | None, Reader]] = {}
+        self.read_flat: Reader = no_reader
+        """Returns the arguments of a call from its payload in JSON; None if that must be decoded and unpacked.
+
+        It reads calls of the form that `unpack` has seen last.
+        """
+        self.flat_shapes: Final[dict[_Shape, FlatShape]] = {}
         for name, parameter in self._signature.parameters.items():
             if parameter.annotation is inspect.Parameter.empty:
                 rule = _METHOD if name in {"self", "cls"} else _ANNOTATE
@@ -64,11 +73,6 @@ class CallSignature:
                     field = place if converter is self._result else f"parameter {place!r}"
                     rule = f"{type_name(kind)} cannot be stored: {_CONVERT}; {_STORABLE}"
                     raise UsageError(Problem(field=field, value=f"annotated {type_name(kind)}", rule=rule))
-
-    @property
-    def takes_context(self) -> bool:
-        """Whether the worker passes the first parameter."""
-        return self._takes_context
 
     def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the stored form of a call. Raise `InvalidRequest` if it does not match the function."""
@@ -99,7 +103,13 @@ class CallSignature:
         shape: _Shape = (*map(type, args),)
         if kwargs:
             shape += (*kwargs, *map(type, kwargs.values()))
-        return self._flat.get(shape)
+        return self.flat_shapes.get(shape)
+
+    def unpack_job(self, job: Job) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Do what `unpack` does with the payload of *job*, without decoding it if its form is known."""
+        # The payload of another codec is no JSON, or has other rules.
+        args = self.read_flat(job.payload) if type(job.codec) is JsonCodec else None
+        return self.unpack(job.data) if args is None else (args, {})
 
     def unpack(self, payload: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the call stored in *payload*. Raise `CallNotReadable` if it does not match the function."""
@@ -109,8 +119,9 @@ class CallSignature:
         try:
             if (plan := self._unpacking.get(shape)) is None:
                 return self._unpack_new(payload, shape)
-            walks, defaults = plan
+            walks, defaults, reader = plan
             if defaults is not None:
+                self.read_flat = reader
                 return (*payload.values(), *defaults), {}
             values = {**self._defaults, **payload}
             for name, unpack in walks:
@@ -181,7 +192,7 @@ class CallSignature:
             _keep(self._packing, shape, (tuple(given), is_in_order, walks))
             kinds = [*map(type, (*args, *kwargs.values()))]
             if is_in_order and not walks and is_flat(kinds):
-                _keep(self._flat, shape, FlatShape([*given], kinds))
+                _keep(self.flat_shapes, shape, FlatShape([*given], kinds))
         return packed
 
     def _unpack_new(self, payload: Mapping[str, Any], shape: _Shape) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -190,7 +201,11 @@ class CallSignature:
         if self._is_simple:
             each = ((name, self._converters[name]) for name in self._own_signature.parameters if name in payload)
             walks = [(name, c.unpack) for name, c in each if not c.keeps(type(payload[name]))]
-            _keep(self._unpacking, shape, (walks, None if walks else self._defaults_after(payload)))
+            defaults = None if walks else self._defaults_after(payload)
+            kinds = [*map(type, payload.values())]
+            is_read = defaults is not None and is_flat(kinds)
+            reader = flat_reader([*payload], kinds, defaults or ()) if is_read else no_reader
+            _keep(self._unpacking, shape, (walks, defaults, reader))
         return call
 
     def _defaults_after(self, payload: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -245,7 +260,8 @@ class CallSignature:
         return type_hints_of(self._function, self._scope)
 
     @cached_property
-    def _takes_context(self) -> bool:
+    def takes_context(self) -> bool:
+        """Whether the worker passes the first parameter."""
         takes = False
         for place, (name, parameter) in enumerate(self._signature.parameters.items()):
             hint = _bare(self._hints[name])
@@ -259,7 +275,7 @@ class CallSignature:
     @cached_property
     def _own_signature(self) -> inspect.Signature:
         """The signature without the context parameter."""
-        skipped = 1 if self._takes_context else 0
+        skipped = 1 if self.takes_context else 0
         return self._signature.replace(parameters=list(self._signature.parameters.values())[skipped:])
 
     @cached_property

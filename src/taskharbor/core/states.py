@@ -168,7 +168,8 @@ TRANSITIONS: Final[Mapping[Event, Transition]] = MappingProxyType({
         "scheduled_for = now + delay; the attempt is not counted; CANCELED if requested"),
     Event.RELEASE: Transition(_HELD, (_P, _E, _D, _C),
         _FENCE,
-        "releases+1; the attempt is not counted, up to a bound; DEAD if exhausted; CANCELED if requested"),
+        "releases+1; the attempt is not counted, up to a bound; if the handler did not begin, neither is counted; "
+        "DEAD if exhausted; CANCELED if requested"),
     Event.CANCEL: Transition(WAITING | _HELD, (_C,),
         "waiting: none; PROCESSING: by its own worker, token matches and lease not expired",
         "completed_at; by its worker also settled_token, and the attempt is recorded"),

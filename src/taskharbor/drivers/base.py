@@ -253,7 +253,8 @@ class Driver(Protocol):
         Checks, in this order: already settled with this event and token → the recorded result again, whatever
         happened to the job since; no such job → `JobNotFound`; not PROCESSING → `JobNotInflight`; another token →
         `LeaseMismatch`; lease expired → `LeaseExpired`. `taskharbor.core.states.status_after` defines the resulting
-        state of each outcome. In the same commit, every outcome except success adds a row to the job's attempts and
+        state of each outcome. A release without a bound counts neither as an attempt nor as a release: the job's
+        ``releases`` stay. In the same commit, every outcome except success adds a row to the job's attempts and
         stores its ``traceparent``, if any, as the metadata entry `ATTEMPT_TRACEPARENT`; a death adds an outbox row.
 
         Return `Skipped` for rows that another transaction has locked, as `extend` does. Return `OutcomeNotStorable`

@@ -11,6 +11,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from taskharbor.core.job_batch import distinct
 from taskharbor.group_commit.key_locks import KeyWaiter, keys_of
 from taskharbor.group_commit.sync import fill_batch, insert_batch, insert_or_repeat
 from taskharbor.runtime import resolve_futures, resolve_in_loop
@@ -133,7 +134,7 @@ class AsyncGroupCommit:
         self._keyed_pool = IdleThreadPool("taskharbor-keyed-insert", max_threads=MAX_KEYED_THREADS)
         self._batch_pool = IdleThreadPool("taskharbor-batch-insert", max_threads=MAX_BATCH_THREADS)
 
-    def submit(self, jobs: list[NewJob]) -> Future[Answers]:
+    def submit(self, jobs: Sequence[NewJob]) -> Future[Answers]:
         """Return a future of the running event loop; its result is the answers, or the error as a value.
 
         If the future is canceled before its insert begins, nothing is stored.
@@ -144,7 +145,7 @@ class AsyncGroupCommit:
             self._add_pending(loop, _AsyncInsert(jobs[0], future))
         else:
             pool = self._keyed_pool if len(jobs) == 1 else self._batch_pool
-            self._key_locks.enter(KeyWaiter(keys_of(jobs), partial(self._start, pool, jobs, future)))
+            self._key_locks.enter(KeyWaiter(keys_of(distinct(jobs)), partial(self._start, pool, jobs, future)))
         return future
 
     def close(self) -> None:
@@ -185,7 +186,7 @@ class AsyncGroupCommit:
                 results = len(batch) * [answers] if isinstance(answers, Exception) else map(_as_answers, answers)
                 resolve_futures(zip((each.future for each in batch), results, strict=True))
 
-    def _start(self, pool: IdleThreadPool, jobs: list[NewJob], future: Future[Answers], waiter: KeyWaiter) -> bool:
+    def _start(self, pool: IdleThreadPool, jobs: Sequence[NewJob], future: Future[Answers], waiter: KeyWaiter) -> bool:
         """Let *pool* insert *jobs*, whose keys are free now; return False if they cannot be inserted."""
         if waiter.has_timed_out():
             resolve_futures([(future, waiter.timeout_error())])
@@ -197,7 +198,7 @@ class AsyncGroupCommit:
             return False
         return True
 
-    def _insert_alone(self, jobs: list[NewJob], future: Future[Answers], waiter: KeyWaiter) -> None:
+    def _insert_alone(self, jobs: Sequence[NewJob], future: Future[Answers], waiter: KeyWaiter) -> None:
         try:
             if not future.done():
                 resolve_futures([(future, _result_or_error(partial(insert_or_repeat, self._insert, jobs)))])

@@ -39,7 +39,7 @@ GIVE_UP_SECONDS: Final = 120.0
 class InsertCall(Protocol):
     """A callable that stores jobs, as `taskharbor.drivers.base.Driver.insert` does."""
 
-    def __call__(self, jobs: list[NewJob], *, repeat: bool = False) -> list[Answer]:
+    def __call__(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Answer]:
         """Return one answer for each of *jobs*, after they are committed."""
 
 
@@ -64,7 +64,7 @@ def fill_batch(waiting: deque[T], batch: list[T]) -> None:
         batch.append(waiting.popleft())
 
 
-def insert_or_repeat(insert: InsertCall, jobs: list[NewJob], *, repeat: bool = False) -> list[Answer]:
+def insert_or_repeat(insert: InsertCall, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Answer]:
     """Insert *jobs*. If the reply is lost, insert them again with the same ids, so that no job is stored twice.
 
     If the store is known to be unavailable, the insert is not repeated: it would fail again.
@@ -77,7 +77,7 @@ def insert_or_repeat(insert: InsertCall, jobs: list[NewJob], *, repeat: bool = F
         return insert(jobs, repeat=True)
 
 
-def insert_batch(insert: InsertCall, jobs: list[NewJob], *, repeat: bool = False) -> list[Answer | Exception]:
+def insert_batch(insert: InsertCall, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Answer | Exception]:
     """Insert *jobs* in one statement, and return an answer or an error for each.
 
     `StoreUnavailable` is the answer for all of them. After any other error each job is inserted

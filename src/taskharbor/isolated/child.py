@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from taskharbor.core.retry import RetryPolicy
     from taskharbor.drivers.base import Driver
     from taskharbor.harbor import Harbor
-    from taskharbor.runtime import AsyncWork
+    from taskharbor.runtime import AsyncObserver, AsyncWork
     from taskharbor.worker.context import Context, HandlerServices
     from taskharbor.worker.handlers import AsyncCall, SyncCall
 
@@ -360,9 +360,9 @@ class ChildRuntime(ThreadRuntime):
         work()
         on_idle()
 
-    def run_async(self, works: Sequence[AsyncWork]) -> list[ChildRuntime]:
-        [(self._waiting, _)] = works
-        return [self]
+    def run_async(self, works: Sequence[AsyncWork], observer: AsyncObserver) -> None:
+        [(self._waiting, key)] = works
+        observer.suspended(key, self.cancel)
 
     def run_waiting(self, execution: ChildExecution, descriptor: int) -> None:
         """Run the coroutine of an async handler to its end. A message of the worker on *descriptor* may cancel it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
+from itertools import accumulate
 from types import FunctionType
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
@@ -15,10 +17,10 @@ if TYPE_CHECKING:
 
     from taskharbor.core.model import Job
 
-Success: TypeAlias = "tuple[logging.LogRecord, Job, float | None]"
-"""A line about an attempt that succeeded: its stamp, its job, and how many seconds the handler ran.
+Successes: TypeAlias = "tuple[logging.LogRecord, Sequence[Job], Sequence[float | None]]"
+"""Lines about attempts that succeeded: their stamp, their jobs, and how many seconds the handlers ran.
 
-The stamp is a record without a message: of the same logger and level, and of the same millisecond.
+The stamp is a record without a message: of the same logger, level and time.
 """
 MAX_WRITE_BYTES: Final = 4_096
 """PIPE_BUF of Linux: a longer write into a pipe may be torn apart by lines of another process."""
@@ -38,14 +40,14 @@ _NAMES: Final = frozenset(name for _, names in _PATCHED for name in names)
 class LineHandler(logging.StreamHandler[TextIO]):
     """Writes to stderr: single records, and the lines of a batch in as few writes as stay atomic in a pipe.
 
-    *format_success* returns the line that *formatter* returns for the record of a success. No record is made for it:
-    a record takes 4 µs, a line 1 µs.
+    *format_successes* returns the lines that *formatter* returns for the records of successes. No records are made for
+    them: a record takes 4 µs, a line 0.7 µs.
     """
 
-    def __init__(self, formatter: logging.Formatter, format_success: Callable[[Success], str]) -> None:
+    def __init__(self, formatter: logging.Formatter, format_successes: Callable[[Successes], list[str]]) -> None:
         super().__init__()
         self.formatter = self._formatter = formatter
-        self._format_success = format_success
+        self._format_successes = format_successes
 
     @property
     def takes_batches(self) -> bool:
@@ -57,7 +59,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
             and vars(self).keys().isdisjoint(_NAMES)
         )
 
-    def write_batch(self, batch: Iterable[Success | logging.LogRecord]) -> None:
+    def write_batch(self, batch: Iterable[Successes | logging.LogRecord]) -> None:
         """Write what `handle` would write for each record, in the same order."""
         self.acquire()
         try:
@@ -65,16 +67,15 @@ class LineHandler(logging.StreamHandler[TextIO]):
         finally:
             self.release()
 
-    def _lines(self, batch: Iterable[Success | logging.LogRecord]) -> list[str]:
-        """Return the lines of *batch*. One loop, with one call for each success: a call takes a tenth of its time."""
+    def _lines(self, batch: Iterable[Successes | logging.LogRecord]) -> list[str]:
+        """Return the lines of *batch*, without their ends."""
         lines: list[str] = []
-        level, end, format_success = self.level, self.terminator, self._format_success
         for entry in batch:
             if isinstance(entry, tuple):
-                if entry[0].levelno >= level:
-                    lines.append(format_success(entry) + end)
+                if entry[0].levelno >= self.level:
+                    lines += self._format_successes(entry)
             elif (line := self._formatted(entry)) is not None:
-                lines.append(line + end)
+                lines.append(line)
         return lines
 
     def _formatted(self, entry: logging.LogRecord) -> str | None:
@@ -89,21 +90,16 @@ class LineHandler(logging.StreamHandler[TextIO]):
             return None
 
     def _write_in_parts(self, lines: Sequence[str]) -> None:
-        part: list[str] = []
-        size = 0
-        for line in lines:
-            line_size = len(line) if line.isascii() else _MAX_CHAR_BYTES * len(line)
-            if size + line_size > MAX_WRITE_BYTES and part:
-                self._write(part)
-                part, size = [], 0
-            part.append(line)
-            size += line_size
-        if part:
-            self._write(part)
+        ends = [*accumulate([(1 if line.isascii() else _MAX_CHAR_BYTES) * len(line) + 1 for line in lines], initial=0)]
+        start = 0
+        while start < len(lines):
+            stop = max(bisect_right(ends, ends[start] + MAX_WRITE_BYTES) - 1, start + 1)
+            self._write(lines[start:stop])
+            start = stop
 
     def _write(self, lines: Sequence[str]) -> None:
         try:
-            self.stream.write("".join(lines))
+            self.stream.write(self.terminator.join([*lines, ""]))
             self.flush()
         except RecursionError:
             raise
@@ -112,7 +108,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
                 for line in lines:
                     self._write([line])
             else:
-                self.handleError(logging.makeLogRecord({"msg": lines[0].rstrip("\n")}))
+                self.handleError(logging.makeLogRecord({"msg": lines[0]}))
 
 
 def line_handlers(log: logging.Logger) -> list[LineHandler] | None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from taskharbor.core.outcome import Outcome
     from taskharbor.drivers.base import Driver
     from taskharbor.harbor import Harbor
-    from taskharbor.runtime import AsyncWork
+    from taskharbor.runtime import AsyncObserver, AsyncWork
     from taskharbor.tasks import Task
 
 P = ParamSpec("P")
@@ -53,6 +53,7 @@ class InlineExecutor:
     def __init__(self, harbor: Harbor, state: Any) -> None:
         self._driver = harbor.driver
         self._runtime = _InlineRuntime(harbor.driver)
+        self._codec = harbor.codec
         handlers = HandlerRegistry(harbor.middleware)
         for task in harbor.tasks.values():
             for each in task.types:
@@ -73,6 +74,7 @@ class InlineExecutor:
     def start(self, claim: Claim) -> Coroutine[Any, Any, None] | None:
         """Run a sync handler to its end; return the coroutine of an async one for the caller to run."""
         self.outcome, self._runtime.work = None, None
+        claim.job.use_codec(self._codec)
         self._execution = Execution(claim, ends_at=inf, times_out_at=None)
         self._executor.start([self._execution])
         return self._runtime.work
@@ -96,16 +98,15 @@ class _InlineRuntime(ThreadRuntime):
     def now(self) -> datetime:
         return self._driver.inspector.now()
 
+    def monotonic(self) -> float:
+        return self.now().timestamp()  # time passes only if the test advances it
+
     def run_sync(self, work: Callable[[], None], on_idle: Callable[[], None]) -> None:
         work()
         on_idle()
 
-    def run_async(self, works: Sequence[AsyncWork]) -> list[_InlineRuntime]:
+    def run_async(self, works: Sequence[AsyncWork], observer: AsyncObserver) -> None:  # noqa: ARG002  nothing cancels it
         [(self.work, _)] = works
-        return [self]
-
-    def cancel(self) -> None:
-        """Do nothing: the harness has no timeouts, heartbeats or shutdown that could cancel a handler."""
 
 
 @contextmanager

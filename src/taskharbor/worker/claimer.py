@@ -32,6 +32,8 @@ RECLAIM_INTERVAL_SECONDS: Final = 0.25
 """After a scan for expired leases, claims from the same queue skip it for this long unless they find no due job.
 
 A claim that finds a due job and scans starts the job only after the scan. With a poll between two jobs, none does.
+After a claim that found jobs, those of the next one start before the scan: past the dead index entries of a drain
+under an old snapshot it takes 10 ms.
 """
 
 SLOW_CLAIM_SECONDS: Final = 3.0
@@ -82,6 +84,7 @@ class Claimer:
         self._lease_seconds = config.lease.total_seconds()
         self._pending: dict[Token, PendingClaim] = {}
         self._next_reclaim_at: dict[str, float] = {}
+        self._busy: set[str] = set()  # the queues whose last claim found jobs
         self._asked_at: float | None = None
         self._last_succeeded: bool | None = None
 
@@ -107,14 +110,20 @@ class Claimer:
     def reserve(self, queue: str, slots: int, *, overdue_only: bool = False) -> list[Claim]:
         """Lease up to *slots* due jobs of *queue*; with *overdue_only*, only overdue ones."""
         now, may_reclaim = self._runtime.monotonic(), self._guard.may_reclaim()
-        reclaim = may_reclaim and now >= self._next_reclaim_at.get(queue, 0.0)
+        is_reclaim_due = now >= self._next_reclaim_at.get(queue, 0.0)
+        reclaim = may_reclaim and is_reclaim_due and queue not in self._busy
         claims = self._reserve(queue, slots, overdue_only=overdue_only, reclaim=reclaim)
-        if not claims and may_reclaim and not reclaim and (slots := self._slots.acquire(queue, slots)):
+        left = slots - len(claims)
+        if may_reclaim and not reclaim and (is_reclaim_due or not claims) and (left := self._acquire(queue, left)):
             reclaim = True
-            claims = self._reserve(queue, slots, overdue_only=overdue_only, reclaim=True)
+            claims = [*claims, *self._reserve(queue, left, overdue_only=overdue_only, reclaim=True)]
         if reclaim and len(claims) < slots:
             self._next_reclaim_at[queue] = now + RECLAIM_INTERVAL_SECONDS
+        (self._busy.add if claims else self._busy.discard)(queue)
         return claims
+
+    def _acquire(self, queue: str, slots: int) -> int:
+        return self._slots.acquire(queue, slots) if slots else 0
 
     def _reserve(self, queue: str, slots: int, *, overdue_only: bool, reclaim: bool) -> list[Claim]:
         def call_driver(token: Token) -> list[Claim]:

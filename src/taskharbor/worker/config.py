@@ -72,7 +72,7 @@ RECEIVE_WAIT: Final = timedelta(seconds=2)
 LEASE_MARGIN_FRACTION: Final = 0.05
 """How much earlier a worker treats a lease as expired: two clocks never run at the same speed."""
 CONCURRENCY: Final = 16
-PREFETCH: Final = 1_000
+PREFETCH: Final = 4_000
 WORKER_BATCH: Final = 1_000
 """How many jobs a worker claims or settles in one call at most. With 500, a drain with 1,000 slots is slower by a tenth
 or more: each call waits for the disk.

@@ -27,7 +27,8 @@ from taskharbor.worker.execution import StopReason
 from taskharbor.worker.isolated_runs import IsolatedRuns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
 
     from taskharbor.core.model import Job
     from taskharbor.observability.hook_caller import HookCaller
@@ -44,8 +45,8 @@ START_RETRY_DELAY: Final = timedelta(seconds=1)  # of a job that could not be st
 MAX_CYCLE_STARTS: Final = 256
 """How many waiting jobs are started in one cycle of the event loop. A cycle for each 16 takes a tenth of their time."""
 _ACK: Final = Outcome.ack()
-_NOT_BEGUN: Final = Outcome.release(bound=2**31 - 1)
-"""The release of a job whose handler did not begin. It never counts as an attempt: the job did not cause it."""
+_NOT_BEGUN: Final = Outcome.release(bound=None)
+"""The release of a job whose handler did not begin. It counts as nothing: the job did not cause it."""
 
 
 class HandlerExited(Exception):
@@ -100,6 +101,7 @@ class Executor:
         self._reports_starts = call_hooks.wants(JobsStarted)
         self._logs = logs
         self._is_start_scheduled = False
+        self._ended = 0  # async handlers whose places the scheduled start passes on
         self._free_places: deque[None] = deque()  # of sync handlers that have ended; not passed on yet
         self._handlers = handlers
         self._recorder = recorder if spans is None else TracedOutcomes(recorder)
@@ -157,21 +159,23 @@ class Executor:
 
     def _start_async(self, async_handlers: Sequence[tuple[Execution, Handler]]) -> None:
         """Pass all handlers to the event loop in one call: each call wakes the loop's thread."""
-        executions = [execution for execution, _ in async_handlers]
-        coroutines = [
-            (self._run_async(execution, handler), partial(self._report_unstarted, execution))
-            for execution, handler in async_handlers
-        ]
+        works = [(self._run_async(execution, handler), execution) for execution, handler in async_handlers]
         try:
-            runs = self._runtime.run_async(coroutines)
+            self._runtime.run_async(works, self)
         except Exception:  # noqa: BLE001  as above
-            for coroutine, _ in coroutines:
+            for coroutine, _ in works:
                 coroutine.close()
-            self._snooze(executions)
-            return
-        for execution, run in zip(executions, runs, strict=True):
-            if not execution.is_settling:  # it may have ended already
-                execution.set_stop(run.cancel)
+            self._snooze([execution for _, execution in works])
+
+    def suspended(self, execution: Execution, cancel: Callable[[], None]) -> None:
+        """Let a handler that did not end at once be stopped by its cancellation."""
+        if not execution.is_settling:  # it may have been abandoned
+            execution.set_stop(cancel)
+
+    def unstarted(self, execution: Execution) -> None:
+        """Record the outcome of an attempt whose coroutine did not run."""
+        self._report_cancelled(execution)
+        self._end_async()
 
     def release(self, execution: Execution) -> None:
         """Return a claimed job to its queue; its handler was not called."""
@@ -285,26 +289,32 @@ class Executor:
 
     def _end_async(self) -> None:
         """Start waiting jobs in the next cycle of the event loop, for all places that are freed in this one."""
-        if self._prefetch.end() and not self._is_start_scheduled:
+        if self._is_start_scheduled:
+            self._ended += 1
+        elif self._prefetch.end():
             self._is_start_scheduled = True
             # In an empty context, as that of the source's thread: the next handlers must not see this one's variables.
             asyncio.get_running_loop().call_soon(self._start_scheduled, context=ContextVars())
 
     def _start_scheduled(self) -> None:
         """Start waiting jobs until all places are taken. Handlers that do not wait free theirs at once."""
-        started = 0
-        while executions := self._prefetch.take():
-            self._start(executions)
-            started += len(executions)
-            if started >= MAX_CYCLE_STARTS:  # let other handlers continue
-                asyncio.get_running_loop().call_soon(self._start_scheduled, context=ContextVars())
-                return
-        self._is_start_scheduled = False
+        started, is_scheduled = 0, False
+        try:
+            while executions := self._take_next():
+                self._start(executions)
+                started += len(executions)
+                if started >= MAX_CYCLE_STARTS:  # let other handlers continue
+                    asyncio.get_running_loop().call_soon(self._start_scheduled, context=ContextVars())
+                    is_scheduled = True
+                    return
+        finally:  # also after an error: otherwise no waiting job would be started again
+            self._is_start_scheduled = is_scheduled
 
-    def _report_unstarted(self, execution: Execution) -> None:
-        """Record the outcome of an attempt that was cancelled before its first step."""
-        self._report_cancelled(execution)
-        self._end_async()
+    def _take_next(self) -> Sequence[Execution]:
+        ended, self._ended = self._ended, 0
+        if ended:
+            self._prefetch.end(ended)
+        return self._prefetch.take()
 
     def _report_cancelled(self, execution: Execution, raised: BaseException | None = None) -> None:
         is_stopped = execution.stop_reason is not None
@@ -345,7 +355,7 @@ class Executor:
             case StopReason.CANCEL:
                 return Outcome.cancel(StopReason.CANCEL.value)
             case StopReason.SHUTDOWN:
-                return Outcome.release()
+                return _NOT_BEGUN if execution.began_at is None else Outcome.release()
             case StopReason.TIMEOUT:
                 error = JobTimedOut(execution.claim.job.id, _timeout(execution))
                 error.__cause__ = None if raised is None else raised.with_traceback(user_frames(raised))
@@ -355,17 +365,24 @@ class Executor:
 
     def _decided(self, execution: Execution, error: BaseException) -> Outcome:
         job = execution.claim.job
-        policy = self._handlers.policy(job.type)
+        policy, now = self._handlers.policy(job.type), self._store_time(execution)
         try:
-            outcome = decide_outcome(job, error, self._runtime.now(), policy=policy)
+            outcome = decide_outcome(job, error, now, policy=policy)
         except BaseException as raised:  # noqa: BLE001  by methods of the error: the attempt needs an outcome
             error = UnprintableError(type(error).__name__, type(raised).__name__)
-            outcome = decide_outcome(job, error, self._runtime.now())
+            outcome = decide_outcome(job, error, now)
         if self._services.redact is not None:
             return outcome.redacted(self._services.redact)
         if outcome.event in {Event.RETRY, Event.FAIL}:
             execution.error = error
         return outcome
+
+    def _store_time(self, execution: Execution) -> datetime:
+        """Estimate the store's time from that of the claim: the clock of this machine may be wrong."""
+        started_at, began_at = execution.claim.job.processing_started_at, execution.began_at
+        if started_at is None or began_at is None:
+            return self._runtime.now()
+        return started_at + timedelta(seconds=self._runtime.monotonic() - began_at)
 
 
 def _timeout(execution: Execution) -> Any:

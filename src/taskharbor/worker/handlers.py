@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskharbor.core.errors import Problem, UsageError
 from taskharbor.core.outcome import DEFAULT_POLICY
+from taskharbor.core.request import TYPE_PATTERN
 from taskharbor.observability.log_capture import capture_level
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class HandlerRegistry:
         isolate: bool | None = None,
         memory_bytes: int = 0,
     ) -> None:
+        if TYPE_PATTERN.fullmatch(type) is None:  # no job has such a type, and some stores refuse to search for it
+            raise UsageError(Problem(field="type", value=ascii(type), rule=f"must match {TYPE_PATTERN.pattern}"))
         level = capture_level(capture_logs, self._capture_level)
         is_isolated = self._isolate if isolate is None else isolate
         if is_isolated and self._middleware:

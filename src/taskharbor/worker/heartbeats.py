@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from taskharbor._version import __version__
-from taskharbor.core.errors import LeaseLost, StoreUnavailable
+from taskharbor.core.errors import LeaseLost, Problem, StoreUnavailable, UsageError
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import WorkerRecord
 from taskharbor.core.results import Extended, Skipped
@@ -41,6 +41,7 @@ STALL_ADVICE: Final = (
     "set isolate=True for such a task"
 )
 WORKER_HEARTBEAT: Final = timedelta(seconds=10)
+MAX_NAME_CHARS: Final = 200
 
 
 class LeaseHeartbeat:
@@ -94,13 +95,17 @@ class LeaseHeartbeat:
         self._cancels_notified_at = self._runtime.monotonic()
 
     def is_due_before(self, executions: Sequence[Execution]) -> bool:
-        """Return whether the next heartbeat is too late for a timeout, a cancel or a lease whose claim arrived late."""
-        expected_at, third = self._expected_at, self._lease_seconds / 3
-        return any(
-            execution.ends_at - third < expected_at
-            or (execution.times_out_at is not None and execution.times_out_at < expected_at)
-            or self._may_be_canceled(execution)
-            for execution in executions
+        """Return whether the next heartbeat is too late for a timeout, a cancel or a lease whose claim arrived late.
+
+        They were claimed together, so the leases of all end with that of the first.
+        """
+        first, expected_at = executions[0], self._expected_at
+        return (
+            first.ends_at - self._lease_seconds / 3 < expected_at
+            or self._may_be_canceled(first)
+            or any(
+                execution.times_out_at is not None and execution.times_out_at < expected_at for execution in executions
+            )
         )
 
     def _may_be_canceled(self, execution: Execution) -> bool:
@@ -220,9 +225,14 @@ def _needs_extension(execution: Execution) -> bool:
     return execution.stop_reason is not StopReason.LOST and (execution.is_settling or not execution.is_slot_lost)
 
 
-def new_worker_id() -> str:
-    """Return a worker id that names its host and process."""
-    return f"{socket.gethostname()}:{os.getpid()}:{new_token().hex[:8]}"
+def worker_id(name: str | None) -> str:
+    """Return *name*, or an id that names host and process. Raise `UsageError` if a store may not keep it unchanged."""
+    if not name:
+        return f"{socket.gethostname()}:{os.getpid()}:{new_token().hex[:8]}"
+    if len(name) > MAX_NAME_CHARS or not name.isprintable():
+        rule = f"must have at most {MAX_NAME_CHARS} characters, all of them printable"
+        raise UsageError(Problem(field="name", value=ascii(name[: 2 * MAX_NAME_CHARS]), rule=rule))
+    return name
 
 
 class WorkerHeartbeat:

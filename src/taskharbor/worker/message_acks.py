@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from taskharbor.core.messages import NamedJob
     from taskharbor.delivery.transport import IncomingMessage, ItemFailure
     from taskharbor.drivers.base import Driver
+    from taskharbor.janitor import ClockGuard
     from taskharbor.observability.hook_caller import HookCaller
     from taskharbor.runtime import Runtime
     from taskharbor.service import ServiceLoops
@@ -108,10 +109,13 @@ class MessageAcks:
         delivery: DeliveryConfig,
         loops: ServiceLoops,
         call_hooks: HookCaller,
+        *,
+        guard: ClockGuard,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
         self.delivery = delivery
+        self._guard = guard
         self._transport = delivery.transport
         self._visibility = delivery.visibility
         self._lock = runtime.lock()
@@ -164,7 +168,7 @@ class MessageAcks:
             seq=seq,
             receives=message.delivery.receive_count,
             visibility=self._visibility,
-            now=self._runtime.now(),
+            now=self._guard.store_time(),
         )
 
     def _finish(self, message: ReceivedMessage, job_id: JobId) -> bool:

@@ -86,7 +86,8 @@ def build_pipeline(
     stop = StopRequest(runtime, loops, config.grace)
     prefetch = Prefetch(runtime, concurrency=config.concurrency, limit=config.prefetch, lease=config.lease)
     slots = ExecutionSlots(runtime, prefetch, concurrency=config.concurrency, queues=config.queues)
-    acks = MessageAcks(runtime, driver, config.delivery, loops, call_hooks) if config.delivery else None
+    guard = ClockGuard(runtime, driver, lease=config.lease, failures=failures, call_hooks=call_hooks)
+    acks = MessageAcks(runtime, driver, config.delivery, loops, call_hooks, guard=guard) if config.delivery else None
     timeouts = TimeoutMonitor(runtime, slots, loops, stop, lease=config.lease, call_hooks=call_hooks)
     refusals = RefusalNotes(loops)
     leases = LeaseHeartbeat(
@@ -103,7 +104,6 @@ def build_pipeline(
     children = isolation.children if runtime.can_block else None
     new_executor = partial(Executor, prefetch=prefetch, call_hooks=call_hooks, logs=logs, children=children)
     executor = new_executor(runtime, handlers, recorder, services, spans=config.spans)  # 2. run the handler
-    guard = ClockGuard(runtime, driver, lease=config.lease, failures=failures, call_hooks=call_hooks)
     of_stages = partial(Claimer, runtime, driver, slots, executor=executor, hooks=hooks, guard=guard, stop=stop)
     new_claimer = partial(of_stages, handlers=handlers, failures=failures, config=config)
     source: PollingSource | MessageSource  # 1. claim jobs

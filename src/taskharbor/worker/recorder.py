@@ -6,11 +6,11 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from taskharbor.core.errors import OutcomeNotStorable, TaskHarborError
 from taskharbor.core.outcome import Outcome
-from taskharbor.core.results import Skipped, new_settlements
+from taskharbor.core.results import Settled, Skipped, new_settlements
 from taskharbor.drivers.base import STORE_BATCH
 from taskharbor.observability.failure_log import STORE
 from taskharbor.observability.job_log import job_fields
@@ -20,7 +20,6 @@ from taskharbor.worker.config import WORKER_BATCH
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taskharbor.core.results import Settled
     from taskharbor.drivers.base import Driver, SettleAnswer
     from taskharbor.runtime import Runtime
     from taskharbor.service import ServiceLoops
@@ -128,24 +127,23 @@ class Recorder:
 
     def _next_batch(self) -> Batch:
         """Remove the next batch. If it has two outcomes of one job, one waits: a call may name each job once."""
-        batch: Batch = []
-        later: Batch = []
-        jobs: set[int] = set()  # as numbers: a set lookup of a UUID takes three times as long
-        limit = WORKER_BATCH
-        while self._unsettled and len(batch) < limit:
-            ended = self._unsettled.popleft()
-            if ended[1].result is not None:
-                limit = STORE_BATCH  # a statement with results takes time in proportion to the square of its size
-            job_id = ended[0].claim.job.id.int
-            (later if job_id in jobs else batch).append(ended)
-            jobs.add(job_id)
-        self._unsettled.extendleft(reversed(later))
-        return batch
+        unsettled = self._unsettled
+        batch = [unsettled.popleft() for _ in range(min(len(unsettled), WORKER_BATCH))]
+        size = len(batch)
+        if size > STORE_BATCH and any(outcome.result is not None for _, outcome in batch):
+            size = STORE_BATCH  # a statement with results takes time in proportion to the square of its size
+        numbers = {execution.claim.job.id.int for execution, _ in batch}  # a UUID as key takes three times as long
+        if size == len(batch) == len(numbers):
+            return batch  # the usual case
+        chosen = {execution.claim.job.id: (execution, outcome) for execution, outcome in reversed(batch[:size])}
+        first = {id(execution) for execution, _ in chosen.values()}
+        unsettled.extendleft(ended for ended in reversed(batch) if id(ended[0]) not in first)
+        return [ended for ended in batch if id(ended[0]) in first]
 
     def _free_slots(self, batch: Batch) -> None:
         """Free the slots of a batch that is about to be sent, unless the store does not accept outcomes."""
         if not self._pause_seconds and sum(len(each.batch) for each in self._separate_retries) < MAX_SEPARATE_RETRIES:
-            self._slots.free(execution for execution, _ in batch)
+            self._slots.free([execution for execution, _ in batch])
             self._wake_source()
 
     def _run_separate_retries(self, now: float) -> None:
@@ -198,6 +196,9 @@ class Recorder:
 
     def _process_answers(self, batch: Batch, answers: Sequence[SettleAnswer], retry: SeparateRetry | None) -> None:
         """Remove executions whose outcomes were recorded or refused; retry the others separately."""
+        if len(answers) == len(batch) and _RECORDED.issuperset(map(type, answers)):  # the usual case
+            self._release_settled(batch, cast("Sequence[Settled]", answers))
+            return
         done: Batch = []
         done_answers: list[Answer] = []
         locked: Batch = []
@@ -237,6 +238,9 @@ class Recorder:
         seconds = max(min(due), self._resumes_at) - self._runtime.monotonic()
         # A pause below a microsecond would be rounded to zero, and the next tick would find nothing due.
         return max(timedelta(seconds=seconds), MIN_PAUSE) if seconds > 0 else NO_PAUSE
+
+
+_RECORDED: Final = frozenset({Settled})
 
 
 def _next_retry_seconds(retry: SeparateRetry | None, first: float) -> float:

@@ -41,7 +41,7 @@ from taskharbor.worker.config import (
 )
 from taskharbor.worker.execution import StopReason
 from taskharbor.worker.handlers import HandlerRegistry
-from taskharbor.worker.heartbeats import WorkerHeartbeat, new_worker_id
+from taskharbor.worker.heartbeats import WorkerHeartbeat, worker_id
 from taskharbor.worker.isolation.pool import CHILD_MAX_JOBS
 from taskharbor.worker.isolation.setup import Isolation
 from taskharbor.worker.lifespan import LifespanRun, check_lifespan
@@ -168,7 +168,7 @@ class Worker:
         limits, total = limits_of(queues, concurrency)
         lease, interval = check_options(limits, total, lease, heartbeat)
         check_lifespan(lifespan)
-        self.id = name or new_worker_id()
+        self.id = worker_id(name)
         spans = spans_for(tracing, driver)
         config = WorkerConfig(
             worker=self.id,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from taskharbor import Client, JobRequest, JsonCodec
+from taskharbor import Client, Harbor, JobRequest, JsonCodec
 from taskharbor.core.errors import IdempotencyConflict, InvalidRequest
+from taskharbor.core.job_batch import JobBatch
 from taskharbor.core.results import Enqueued
 from taskharbor.drivers.postgres import PostgresDriver, insert
 from taskharbor.drivers.postgres.insert import MIN_COPY_JOBS
@@ -19,6 +20,7 @@ from taskharbor.drivers.postgres.server import ServerConnection
 from taskharbor.testing.clock import ManualClock
 from taskharbor.testing.conformance.subject import new_job
 from tests.support.postgres import emptied
+from tests.support.traces import Traces, traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,6 +116,34 @@ def test_jobs_with_and_without_metadata_keep_their_order(driver: PostgresDriver,
     assert [answer.id for answer in answers] == sorted(answer.id for answer in answers)
 
 
+def like_jobs(count: int, **fields: Any) -> JobBatch:
+    return JobBatch(new_job(**fields), [new_job().id for _ in range(count)], [b"%d" % n for n in range(count)])
+
+
+def test_the_columns_of_a_batch_are_stored_without_its_jobs(driver: PostgresDriver, url: str) -> None:
+    batch = like_jobs(2 * MIN_COPY_JOBS)
+
+    answers = driver.insert(batch)
+
+    assert answers == [Enqueued(job_id, existed=False) for job_id in batch.ids]
+    assert stored(url) == [(b"%d" % n, {}) for n in range(2 * MIN_COPY_JOBS)]
+    assert "_jobs" not in vars(batch)
+
+
+def test_each_of_many_calls_gets_the_context_of_the_span(url: str) -> None:
+    traces = Traces()
+    with Harbor(url, tracing=traces.provider) as harbor:
+
+        @harbor.task
+        def greet(number: int) -> None: ...
+
+        for _ in range(2):  # a call is written without its request from the second time on
+            harbor.enqueue_many(greet.call(n) for n in range(3))
+
+    contexts = [{"traceparent": traceparent(span)} for span in traces.spans for _ in range(3)]
+    assert [metadata for _, metadata in stored(url)] == contexts
+
+
 class StoreReadingCodec(JsonCodec):
     """Reads from the store for each payload, like a codec that loads its keys from there."""
 
@@ -179,6 +209,20 @@ def test_a_batch_that_takes_longer_than_the_deadline_is_stored(url: str, *, repe
 
     assert answers == [Enqueued(job.id, existed=False) for job in jobs]
     assert len(stored(url)) == len(jobs)
+
+
+@pytest.mark.usefixtures("_small_statements")
+def test_a_batch_of_like_jobs_is_split_as_any_other(url: str) -> None:
+    deadline, batch = timedelta(seconds=0.5), like_jobs(MIN_COPY_JOBS)
+    assert len(batch) * PAUSE_SECONDS >= 2 * deadline.total_seconds()
+
+    with (
+        at_each_row(url, f"PERFORM pg_sleep({PAUSE_SECONDS});"),
+        closing(PostgresDriver(url, deadline=deadline)) as driver,
+    ):
+        driver.insert(batch)
+
+    assert len(stored(url)) == len(batch)
 
 
 def test_if_the_only_statement_of_a_batch_fails_no_job_is_stored(url: str, driver: PostgresDriver) -> None:

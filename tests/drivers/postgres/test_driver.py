@@ -444,6 +444,25 @@ def count_stored_by_rivals(driver: PostgresDriver, keys: Sequence[str]) -> int:
     return sum(race(insert, rivals=6))
 
 
+@pytest.mark.parametrize("size", [1, MIN_COPY_JOBS])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_batch_waits_for_an_uncommitted_key_and_skips_its_job_only_after_a_commit(
+    driver: PostgresDriver, url: str, size: int, is_kept: bool
+) -> None:
+    held, *others = (new_job(idempotency_key=str(number), digest=b"1") for number in range(size))
+    again = replace(held, id=new_job().id)
+
+    with psycopg.connect(url) as shop, ThreadPoolExecutor(1) as pool:
+        driver.join(shop).insert([held])
+        ours = pool.submit(driver.insert, [again, *others])
+        wait_until(lambda: waits_for_a_lock(url))
+        (shop.commit if is_kept else shop.rollback)()
+        first, *rest = ours.result(LIMIT_SECONDS)
+
+    assert first == Enqueued(held.id if is_kept else again.id, existed=is_kept)
+    assert rest == [Enqueued(job.id, existed=False) for job in others]
+
+
 def test_a_deadlock_with_a_users_transaction_ends_with_each_key_stored_once(driver: PostgresDriver, url: str) -> None:
     first, second = (new_job(idempotency_key=key, digest=b"1") for key in ("a", "b"))
     again = [replace(job, id=new_job().id) for job in (first, second)]
@@ -534,15 +553,25 @@ def test_the_slower_a_scan_from_the_head_the_later_the_next_one(
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_job_before_the_scan_cursor_is_found_by_a_short_batch(driver: PostgresDriver) -> None:
+def test_a_job_before_the_scan_cursor_is_found_by_the_batch_after_a_short_one(driver: PostgresDriver) -> None:
     jobs = insert_many(driver, 60, priority=5)
     reserve(driver, limit=scans.MIN_CURSOR_BATCH)
     [urgent] = insert_many(driver, 1, priority=0)
 
-    batch = reserve(driver, limit=scans.MIN_CURSOR_BATCH)
+    before = driver.statements
+    batches = [reserve(driver, limit=scans.MIN_CURSOR_BATCH) for _ in range(2)]
 
-    assert sorted(ids(batch)) == sorted([urgent.id, *[job.id for job in jobs[50:]]])
-    assert [position_of(claim) for claim in batch] == sorted(position_of(claim) for claim in batch)
+    assert [ids(batch) for batch in batches] == [[job.id for job in jobs[50:]], [urgent.id]]
+    assert driver.statements - before == 4  # each claims and reclaims; the short one does not scan twice
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_job_before_the_scan_cursor_is_found_if_none_is_after_it(driver: PostgresDriver) -> None:
+    insert_many(driver, scans.MIN_CURSOR_BATCH, priority=5)
+    reserve(driver, limit=scans.MIN_CURSOR_BATCH)
+    [urgent] = insert_many(driver, 1, priority=0)
+
+    assert ids(reserve(driver, limit=scans.MIN_CURSOR_BATCH)) == [urgent.id]
 
 
 @pytest.mark.usefixtures("clock")

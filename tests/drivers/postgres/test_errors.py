@@ -42,6 +42,8 @@ OTHER_ERRORS: Final = ["22021", "23514", "42883", "54000"]
 """Errors of the data or the SQL: the same call fails again, and the caller gets the original error."""
 OUTCOME_ERRORS: Final = {"22021", "23514", "54000"}
 """Settle reports these errors for each outcome."""
+CONFLICTS: Final = ["40001", "40P01"]
+"""A serialization failure and a deadlock. The server has rolled the transaction back, and a repeat may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,10 @@ class Faulty:
     def own_url(self) -> str:
         return self.url.replace("postgres@", "taskharbor_faulty@")
 
-    def fail(self, kind: str | None) -> None:
-        self.db.execute("UPDATE faults.fault SET kind = %s", [kind])
+    def fail(self, kind: str | None, *, times: int | None = None) -> None:
+        """Let statements fail: all of them, or the next *times* ones."""
+        self.db.execute("UPDATE faults.fault SET kind = %s, times = %s", [kind, times])
+        self.db.execute("ALTER SEQUENCE faults.raised RESTART")
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +79,19 @@ def faulty() -> Iterator[Faulty]:
 _FAULTS: Final = """
     CREATE ROLE taskharbor_faulty LOGIN;
     CREATE SCHEMA faults;
-    CREATE TABLE faults.fault (kind text);
+    CREATE TABLE faults.fault (kind text, times bigint);
     INSERT INTO faults.fault VALUES (NULL);
+    CREATE SEQUENCE faults.raised;  -- a rollback does not undo its count
     CREATE FUNCTION raise_fault() RETURNS boolean LANGUAGE plpgsql AS $$
     DECLARE
-        fault text := (SELECT kind FROM faults.fault);
+        fault text;
+        most bigint;
     BEGIN
+        SELECT kind, times INTO fault, most FROM faults.fault;
         IF fault = 'slow' THEN
             PERFORM pg_sleep(30);
-        ELSIF fault IS NOT NULL AND current_user = 'taskharbor_faulty' THEN
+        ELSIF fault IS NOT NULL AND current_user = 'taskharbor_faulty'
+              AND (most IS NULL OR nextval('faults.raised') <= most) THEN
             RAISE 'fault % on request', fault USING ERRCODE = fault;
         END IF;
         RETURN true;
@@ -95,6 +103,7 @@ _FAULTS: Final = """
     END $$;
     GRANT USAGE ON SCHEMA faults TO taskharbor_faulty;
     GRANT ALL ON ALL TABLES IN SCHEMA public, faults TO taskharbor_faulty;
+    GRANT USAGE ON SEQUENCE faults.raised TO taskharbor_faulty;
     GRANT pg_signal_backend TO taskharbor_faulty;
     ALTER TABLE th_jobs ENABLE ROW LEVEL SECURITY;
     CREATE POLICY fault ON th_jobs TO taskharbor_faulty USING (raise_fault());
@@ -166,6 +175,35 @@ def test_a_data_error_is_raised_unchanged_and_changes_nothing(
 
         assert rows(faulty) == before
         check_next_call(case, driver)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_call_that_conflicts_with_another_transaction_is_repeated(
+    verb: str, faulty: Faulty, driver: PostgresDriver
+) -> None:
+    for kind in CONFLICTS:
+        case = prepare_case(VERBS[verb], faulty)
+        faulty.fail(kind, times=2)
+
+        case.check(case.call(driver))
+
+        assert faulty.db.execute("SELECT last_value > 2 FROM faults.raised").fetchone() == (True,)
+
+
+@pytest.mark.parametrize("kind", CONFLICTS)
+def test_a_call_with_conflicts_until_the_deadline_changes_nothing(
+    kind: str, faulty: Faulty, driver: PostgresDriver
+) -> None:
+    case = prepare_case(VERBS["settle"], faulty)
+    before = rows(faulty)
+    faulty.fail(kind)
+
+    with pytest.raises(StoreUnavailable, match="too many conflicts"):
+        case.call(driver)
+    faulty.fail(None)
+
+    assert rows(faulty) == before
+    check_next_call(case, driver)
 
 
 def rows(faulty: Faulty) -> list[Any]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 import pytest
 
-from taskharbor.core.errors import SchemaOutOfDate
+from taskharbor.core.errors import SchemaOutOfDate, StoreUnavailable
 from taskharbor.core.ids import new_token
 from taskharbor.core.results import Enqueued
 from taskharbor.drivers import migrate
 from taskharbor.drivers.base import Notice
-from taskharbor.drivers.postgres import PostgresDriver, notify
+from taskharbor.drivers.postgres import PostgresDriver, insert, notify
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.drivers.postgres.server import ServerAddress
 from taskharbor.testing.conformance.subject import new_job
@@ -197,10 +197,83 @@ _LISTENERS: Final = """
 """
 
 
+def test_a_rare_insert_notifies_by_its_own_statement_without_a_thread(url: str, driver: PostgresDriver) -> None:
+    with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
+        wait_until(lambda: not listener.wait(SHORT))
+        driver.insert([new_job()])
+
+        assert (listener.wait(DEADLINE), driver._notifier._thread) == (Notice.JOBS, None)  # noqa: SLF001  as above
+
+
+def test_inserts_in_quick_succession_share_the_notify_of_a_thread(
+    url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "MIN_JOIN_SECONDS", DEADLINE.total_seconds())
+    with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
+        driver.insert([new_job()])
+        wait_until(lambda: not listener.wait(SHORT))
+        driver.insert([new_job()])
+
+        assert (listener.wait(DEADLINE), driver._notifier._thread is None) == (Notice.JOBS, False)  # noqa: SLF001  as above
+
+
+def test_an_insert_is_rare_again_after_twenty_times_its_duration(
+    driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    notifier = driver._notifier  # noqa: SLF001  not part of the API
+
+    def insert() -> int:
+        clock[0] += 1.0
+        return 1
+
+    first, during = notifier.may_join(), notifier.may_join()
+    notifier.join(insert)
+    clock[0] += 19.9
+    soon = notifier.may_join()
+    clock[0] += 0.2
+
+    assert (first, during, soon, notifier.may_join()) == (True, False, False, True)
+
+
+def test_an_insert_beside_a_listener_of_its_driver_does_not_contain_notify(driver: PostgresDriver) -> None:
+    with closing(driver.listen(["default"])):
+        assert not driver._notifier.may_join()  # noqa: SLF001  as above
+
+
+def test_a_job_is_stored_though_the_notify_of_its_insert_fails(
+    url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The error of a full queue of notifications. It has this code, too.
+    monkeypatch.setattr(insert, "_NOTIFY_ONE", "SELECT repeat('x', 2000000000), %(channel)s")
+    with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
+        wait_until(lambda: not listener.wait(SHORT))
+        [answer] = driver.insert([new_job()])
+
+        assert (isinstance(answer, Enqueued), listener.wait(DEADLINE)) == (True, Notice.JOBS)
+        assert not driver._notifier.may_join()  # noqa: SLF001  as above
+
+
+@pytest.mark.parametrize("cause", [psycopg.errors.LockNotAvailable(), psycopg.errors.DiskFull()])
+def test_only_a_lock_timeout_of_the_store_is_taken_for_a_failed_notify(
+    driver: PostgresDriver, cause: Exception
+) -> None:
+    def insert_job() -> int:
+        raise StoreUnavailable("no answer") from cause
+
+    is_lock = isinstance(cause, psycopg.errors.LockNotAvailable)
+    with nullcontext() if is_lock else pytest.raises(StoreUnavailable):
+        assert driver._notifier.join(insert_job) is None  # noqa: SLF001  as above
+
+
 def test_a_notify_that_fails_once_works_the_next_time(
     url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(notify, "MIN_JOIN_SECONDS", DEADLINE.total_seconds())
+    driver.insert([new_job()])  # so that the next ones are notified by the thread
     with closing(PostgresDriver(url)) as elsewhere, closing(elsewhere.listen(["default"])) as listener:
+        wait_until(lambda: not listener.wait(SHORT))
         monkeypatch.setattr(notify, "_NOTIFY_ALL", "SELECT 1 / 0, %(channel)s, %(topics)s")
         driver.insert([new_job()])
         wait_until(lambda: not driver._notifier._topics)  # noqa: SLF001  the only sign that the NOTIFY was tried
@@ -215,6 +288,9 @@ def test_a_notify_that_fails_once_works_the_next_time(
 def test_without_a_thread_the_caller_notifies_and_gets_no_error(
     url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(notify, "MIN_JOIN_SECONDS", DEADLINE.total_seconds())
+    driver.insert([new_job()])  # contains its NOTIFY; the next one does not
+
     def fail(_thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
@@ -246,7 +322,7 @@ def test_an_error_that_is_not_of_the_server_does_not_end_the_notify_thread(
         with driver._connections.connection():  # noqa: SLF001  so that the thread needs another one
             driver._notifier.notify(["default"])  # noqa: SLF001  as an insert does
             assert failed.wait(DEADLINE.total_seconds())
-        driver.insert([new_job()])
+        driver._notifier.notify(["default"])  # noqa: SLF001  as above
 
         assert listener.wait(DEADLINE)
 

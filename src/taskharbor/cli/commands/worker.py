@@ -49,7 +49,7 @@ CONCURRENCY: Final = 16
 @click.option(
     "--prefetch",
     type=click.IntRange(min=0),
-    default=1_000,
+    default=4_000,
     show_default=True,
     help="How many jobs to claim ahead at most while handlers are short; none with queue limits or --sqs.",
 )

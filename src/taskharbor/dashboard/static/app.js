@@ -22,8 +22,12 @@ document.addEventListener("click", async (e) => {
   const copy = e.target.closest("[data-copy]");
   if (copy) {
     const source = copy.dataset.copy || copy.parentElement.querySelector("code").textContent;
+    copy.dataset.shown = ""; // a refresh of this part leaves the button as it is
     copy.textContent = await navigator.clipboard.writeText(source).then(() => "Copied", () => "Not allowed");
-    setTimeout(() => (copy.textContent = "Copy"), 2000);
+    setTimeout(() => {
+      copy.textContent = "Copy";
+      delete copy.dataset.shown;
+    }, 2000);
   }
   for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(e.target)) menu.open = false;
 });

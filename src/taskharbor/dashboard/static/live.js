@@ -117,7 +117,7 @@ export function replace(old, made) {
 }
 
 function morph(a, b) {
-  if (a.isEqualNode(b)) return;
+  if (a.isEqualNode(b) || (a.nodeType === 1 && "shown" in a.dataset)) return;
   if (a.nodeType !== 1 || a.tagName !== b.tagName) {
     if (!a.contains(document.activeElement)) a.replaceWith(b);
     return;

@@ -299,8 +299,8 @@ def _settled_before(tables: Tables, lease: Lease, outcome: Outcome) -> Status | 
 
 def _end_attempt(job: Job, outcome: Outcome) -> Job:
     """Remove the lease, keep the trace context, and do not count a snooze or a release within the bound."""
-    is_release = outcome.event is Event.RELEASE
-    is_uncounted = outcome.event is Event.SNOOZE or (is_release and job.releases < outcome.bound)
+    is_release, bound = outcome.event is Event.RELEASE, outcome.bound
+    is_uncounted = outcome.event is Event.SNOOZE or (is_release and (bound is None or job.releases < bound))
     metadata = job.metadata
     if outcome.traceparent is not None and outcome.event is not Event.ACK:
         metadata = MappingProxyType({**metadata, ATTEMPT_TRACEPARENT: outcome.traceparent})
@@ -308,7 +308,7 @@ def _end_attempt(job: Job, outcome: Outcome) -> Job:
         job,
         metadata=metadata,
         attempt_count=job.attempt_count - is_uncounted,
-        releases=job.releases + is_release,
+        releases=job.releases + (is_release and bound is not None),
         settled_token=job.lease_token,
         lease_token=None,
         lease_expires_at=None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
 from taskharbor.core.claims import Claimant
 from taskharbor.core.durations import Duration, as_timedelta
+from taskharbor.core.job_batch import JobBatch, distinct
 from taskharbor.core.request import validate_change, validate_requeue
 from taskharbor.core.states import Event
 from taskharbor.drivers import migrate
@@ -23,6 +24,7 @@ from taskharbor.drivers.postgres.notify import (
     ListenerRegistry,
     PostgresListener,
     PostgresNotifier,
+    channel_name,
     ready_queues,
 )
 from taskharbor.drivers.postgres.operations import PostgresOperations
@@ -152,18 +154,33 @@ class PostgresDriver:
         return PostgresListener(self._listeners, queues, worker)
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
-        answers = self._repeat_if_lost(
-            lambda: self._insert(jobs, repeat=repeat), lambda: self._insert(jobs, repeat=True)
+        return self._repeat_if_lost(
+            lambda: self._insert_and_notify(jobs, repeat=repeat), lambda: self._insert_and_notify(jobs, repeat=True)
         )
-        self._notifier.notify(ready_queues(jobs))
+
+    def _insert_and_notify(self, jobs: Sequence[NewJob], *, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
+        queues = ready_queues(distinct(jobs))
+        is_single = len(jobs) == 1 and bool(queues) and jobs[0].idempotency_key is None and not repeat
+        if is_single and self._has_tallies and self._notifier.may_join():
+            steps = insert.insert_and_notify(jobs[0], channel_name(self._connections.address.schema))
+            answers = self._notifier.join(lambda: run_statements(steps, self._connections.fetch))
+            if answers is not None:
+                return answers
+        answers = self._insert(jobs, repeat=repeat)
+        self._notifier.notify(queues)
         return answers
 
+    @property
+    def _has_tallies(self) -> bool:
+        return self._connections.schema_version >= OPERATORS_VERSION
+
     def _insert(self, jobs: Sequence[NewJob], *, repeat: bool) -> list[Enqueued | IdempotencyConflict]:
+        if not repeat and isinstance(jobs, JobBatch) and insert.is_one_statement(jobs) and self._has_tallies:
+            return run_statements(insert.insert_batch(jobs), self._connections.fetch)
         if not repeat and len(jobs) >= insert.MIN_COPY_JOBS:
             return insert.copy(self._connections, jobs)
         if insert.is_one_statement(jobs):
-            counts = self._connections.schema_version >= OPERATORS_VERSION
-            return run_statements(insert.insert(jobs, repeat=repeat, counts=counts), self._connections.fetch)
+            return run_statements(insert.insert(jobs, repeat=repeat, counts=self._has_tallies), self._connections.fetch)
         return self._connections.transact(lambda: insert.insert(jobs, repeat=repeat))
 
     def remember(self, name: str, value: str) -> str:

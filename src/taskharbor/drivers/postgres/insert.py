@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 from psycopg.errors import UniqueViolation
 
 from taskharbor.core.errors import IdempotencyConflict
+from taskharbor.core.job_batch import JobBatch
 from taskharbor.core.results import Enqueued, new_enqueued
 from taskharbor.drivers.postgres import pool
 from taskharbor.drivers.postgres.copy_rows import COLUMNS, SIMPLE_COLUMNS, copy_rows
 from taskharbor.drivers.postgres.pool import run_statements
-from taskharbor.drivers.postgres.rows import NOW, uuids
+from taskharbor.drivers.postgres.rows import NOW, byteas, uuids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,6 +82,24 @@ _COUNT_ONE: Final[LiteralString] = _INSERT_ONE.replace(
     )
     INSERT INTO th_jobs""",
 )
+_INSERT_BATCH: Final[LiteralString] = f"""
+    -- Jobs that differ in id and payload only. A thousand of them take a sixth less time than by COPY, and 20,000 a
+    -- twentieth more (ADR 0037). It names the root, and counts, as _COUNT_ONE does.
+    WITH counted AS (
+        INSERT INTO th_waiting_tallies (queue, status, count)
+        VALUES (%(queue)s, 'PENDING', %(count)s)
+    )
+    INSERT INTO th_jobs ({_COLUMNS})
+    SELECT id, %(type)s, %(queue)s, %(priority)s, payload, (SELECT coalesce(%(scheduled_for)s, {NOW} + %(delay)s)),
+           %(timeout)s, %(created_at)s, %(max_attempts)s, %(metadata)s::jsonb, NULL
+      -- Not by unnest of both in FROM, which takes a little more time.
+      FROM (SELECT unnest(%(ids)s::uuid[]) AS id, unnest(%(payloads)s::bytea[]) AS payload) AS asked
+"""
+_NOTIFY_ONE: Final[LiteralString] = _COUNT_ONE.replace(
+    "VALUES (%(queue)s, 'PENDING', 1)",
+    """VALUES (%(queue)s, 'PENDING', 1)
+        RETURNING pg_notify(%(channel)s, queue)""",
+)
 _INSERT_NEW: Final[LiteralString] = f"{_INSERT} RETURNING id"
 _INSERT_AGAIN: Final[LiteralString] = f"""
     {_INSERT}
@@ -119,6 +138,19 @@ def insert(
     return (yield from _answers(jobs, {row[0] for row in rows}, repeat=repeat))
 
 
+def insert_batch(batch: JobBatch) -> Steps[list[Enqueued | IdempotencyConflict]]:
+    """Store the jobs of *batch* by one statement. The schema must have th_waiting_tallies."""
+    ids, payloads = uuids(batch.ids), byteas(batch.payloads)
+    yield _INSERT_BATCH, {**_values(batch.model), "ids": ids, "payloads": payloads, "count": len(batch)}
+    return [new_enqueued(job_id) for job_id in batch.ids]
+
+
+def insert_and_notify(job: NewJob, channel: str) -> Steps[list[Enqueued | IdempotencyConflict]]:
+    """Store *job*, which has no key and is due, and notify *channel*. The schema must have th_waiting_tallies."""
+    yield _NOTIFY_ONE, _values(job) | {"channel": channel}
+    return [new_enqueued(job.id)]
+
+
 def _insert_batches(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Enqueued | IdempotencyConflict]]:
     answers: dict[JobId, Enqueued | IdempotencyConflict] = {}
     for batch in _batches(_in_order_of_keys(jobs)):
@@ -129,9 +161,10 @@ def _insert_batches(jobs: Sequence[NewJob], *, repeat: bool) -> Steps[list[Enque
 
 def is_one_statement(jobs: Sequence[NewJob]) -> bool:
     """Return whether one statement can store all *jobs* before its deadline."""
-    return len(jobs) == 1 or (
-        len(jobs) <= MAX_STATEMENT_JOBS and sum(len(job.payload) for job in jobs) <= MAX_STATEMENT_BYTES
-    )
+    if len(jobs) == 1:
+        return True
+    payloads = jobs.payloads if isinstance(jobs, JobBatch) else [job.payload for job in jobs]
+    return len(jobs) <= MAX_STATEMENT_JOBS and sum(map(len, payloads)) <= MAX_STATEMENT_BYTES
 
 
 def _batches(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:

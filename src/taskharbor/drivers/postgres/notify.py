@@ -9,9 +9,11 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, LiteralString
+from math import inf
+from typing import TYPE_CHECKING, Final, LiteralString, TypeVar
 
 import psycopg
+from psycopg.errors import LockNotAvailable, ProgramLimitExceeded
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
@@ -19,16 +21,22 @@ from taskharbor.drivers.notices import Notice, NoticeInbox
 from taskharbor.drivers.postgres.server import translate_error
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from datetime import timedelta
 
     from taskharbor.core.model import NewJob
     from taskharbor.drivers.postgres.pool import PostgresPool
     from taskharbor.drivers.postgres.server import ServerAddress
 
+T = TypeVar("T")
+
 MIN_NOTIFY_SECONDS: Final = 0.001
 MAX_NOTIFY_SECONDS: Final = 0.005
 """Seconds between two NOTIFY statements. The pause grows while several calls request one, and they share it."""
+MIN_JOIN_SECONDS: Final = 0.01
+JOIN_COST_FACTOR: Final = 20
+"""An insert contains its NOTIFY if the last one was so long ago, and so many times what the last such one took."""
+FAILED_JOIN_SECONDS: Final = 60.0  # after an insert that failed, possibly by its NOTIFY, until the next one contains it
 NOTIFY: Final[LiteralString] = """
     SELECT pg_notify(%(channel)s, queue)
       FROM unnest(%(queues)s::text[]) AS asked (queue)
@@ -62,8 +70,9 @@ _NOTIFY_ALL: Final[LiteralString] = """
 class PostgresNotifier:
     """Notifies listeners after a commit: those of the same driver immediately, all others from a thread.
 
-    A transaction with NOTIFY holds a server-wide lock while it commits, so NOTIFY is not part of an
-    insert. Calls made during a NOTIFY, or within a short pause after it, share the next one.
+    A transaction with NOTIFY holds a server-wide lock while it commits, so NOTIFY is part of an insert
+    only if inserts are rare: then the start of the job does not wait for another thread and another
+    statement. Calls made during a NOTIFY, or within a short pause after it, share the next one.
     """
 
     def __init__(self, connections: PostgresPool, listeners: ListenerRegistry) -> None:
@@ -77,14 +86,45 @@ class PostgresNotifier:
         self._thread: threading.Thread | None = None
         self._is_closed = self._is_pausing = False
         self._requests, self._pause = 0, MIN_NOTIFY_SECONDS
+        self._next_join_at = 0.0
         self._pid = os.getpid()
+
+    def _reset_after_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._reset()  # the thread exists in the parent process only, and may hold the lock
+
+    def may_join(self) -> bool:
+        """Count an insert; return whether it may contain its NOTIFY. If so, `join` must follow.
+
+        It may not if listeners of this driver exist: they are notified without NOTIFY, and would be notified twice.
+        """
+        self._reset_after_fork()
+        now = time.monotonic()
+        with self._changed:
+            may_join = now >= self._next_join_at and not self._listeners.has_listeners
+            self._next_join_at = inf if may_join else max(self._next_join_at, now + MIN_JOIN_SECONDS)
+            return may_join
+
+    def join(self, insert: Callable[[], T]) -> T | None:
+        """Call *insert*, which contains its NOTIFY. Return None if it was rolled back because of the NOTIFY."""
+        began_at, pause = time.monotonic(), FAILED_JOIN_SECONDS
+        try:
+            answer = insert()
+            pause = max(MIN_JOIN_SECONDS, JOIN_COST_FACTOR * (time.monotonic() - began_at))
+        except (ProgramLimitExceeded, StoreUnavailable) as error:
+            if isinstance(error, StoreUnavailable) and not isinstance(error.__cause__, LockNotAvailable):
+                raise
+            return None
+        finally:
+            with self._changed:
+                self._next_join_at = time.monotonic() + pause
+        return answer
 
     def notify(self, topics: Collection[str]) -> None:
         """Notify the listeners of *topics*."""
         if not topics:
             return
-        if self._pid != os.getpid():
-            self._reset()  # the thread exists in the parent process only
+        self._reset_after_fork()
         self._listeners.notify(topics)
         with self._changed:
             is_thread_waiting = not self._topics and not self._is_pausing
@@ -107,8 +147,7 @@ class PostgresNotifier:
         return True
 
     def close(self) -> None:
-        if self._pid != os.getpid():
-            self._reset()  # a thread of the parent process may hold the lock
+        self._reset_after_fork()
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -395,6 +434,10 @@ class ListenerRegistry:
         """Notify the listeners of *topics*."""
         for listener in self._own_listeners():
             listener.inbox.notify(topics)
+
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._own_listeners())
 
     def wake_all(self) -> None:
         for listener in self._own_listeners():

@@ -185,9 +185,33 @@ def uuids(values: Iterable[UUID]) -> UuidArray:
     return UuidArray(header + _UUID_SIZE + _UUID_SIZE.join(items))
 
 
+class ByteaArray(bytes):
+    """A parameter of type bytea[] in the binary format."""
+
+
+class ByteaArrayDumper(Dumper):
+    """Passes a `ByteaArray` unchanged, as `UuidArrayDumper` does a `UuidArray`."""
+
+    format = Format.BINARY
+    oid = types["bytea"].array_oid
+
+    def dump(self, obj: ByteaArray) -> ByteaArray:
+        return obj
+
+
+def byteas(values: Sequence[bytes]) -> ByteaArray:
+    """Return *values*, of which there is at least one, as a parameter."""
+    parts = [b""] * (2 * len(values))
+    parts[::2] = map(int.to_bytes, map(len, values), repeat(4))
+    parts[1::2] = values
+    header = _ARRAY.pack(1, 0, _BYTEA_OID) + _DIMENSION.pack(len(values), 1)
+    return ByteaArray(header + b"".join(parts))
+
+
 _ARRAY: Final = Struct("!iiI")  # dimensions, whether it has NULLs, type of the items
 _DIMENSION: Final = Struct("!ii")  # number of items, first index
 _UUID_OID: Final = types["uuid"].oid
+_BYTEA_OID: Final = types["bytea"].oid
 _UUID_SIZE: Final = (16).to_bytes(4)  # stands before each item
 
 

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import conninfo
 
 from taskharbor.core.errors import Problem, StoreRefused, StoreUnavailable, UsageError
-from taskharbor.drivers.postgres.rows import UuidArray, UuidArrayDumper
+from taskharbor.drivers.postgres.rows import ByteaArray, ByteaArrayDumper, UuidArray, UuidArrayDumper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -191,6 +191,7 @@ class ServerAddress:
             prepare_threshold=0 if has_settings else None,
         )
         db.adapters.register_dumper(UuidArray, UuidArrayDumper)
+        db.adapters.register_dumper(ByteaArray, ByteaArrayDumper)
         db.reply_timeout_seconds = REPLY_TIMEOUT_FACTOR * self.deadline.total_seconds() if self.is_timed else None
         if has_settings:
             db.check_session()

@@ -166,11 +166,13 @@ _ACK_SKIPPING_LOCKED: Final[LiteralString] = _ACK.replace(
 """,
 )
 
+# The bound of a release is NULL if the handler did not begin.
+_IS_FREE_RELEASE: Final[LiteralString] = "asked.event = 'release' AND coalesce(job.releases < asked.bound, true)"
 _STATUS_AFTER: Final[LiteralString] = landing_case(
     SETTLE_EVENTS - {Event.ACK},
     event="asked.event",
     job="job.",
-    attempts="job.attempt_count - (asked.event = 'release' AND job.releases < asked.bound)::int",
+    attempts=f"job.attempt_count - ({_IS_FREE_RELEASE})::int",
 )
 # Only `held` decides the status after an attempt.
 _SETTLE: Final[LiteralString] = f"""
@@ -178,7 +180,8 @@ _SETTLE: Final[LiteralString] = f"""
         SELECT job.id, job.lease_token, job.life, job.attempt_count, job.worker_id, job.processing_started_at,
                asked.event, asked.outcome, asked.delay, asked.reason, asked.error,
                asked.error_type, asked.message, asked.traceback, asked.fingerprint, asked.traceparent,
-               (asked.event = 'snooze' OR asked.event = 'release' AND job.releases < asked.bound)::int AS uncounted,
+               (asked.event = 'snooze' OR {_IS_FREE_RELEASE})::int AS uncounted,
+               (asked.event = 'release' AND asked.bound IS NOT NULL)::int AS released,
                {_STATUS_AFTER} AS landing
           FROM (
                SELECT *
@@ -199,7 +202,7 @@ _SETTLE: Final[LiteralString] = f"""
         UPDATE th_jobs AS job
            SET status = held.landing,
                attempt_count = job.attempt_count - held.uncounted,
-               releases = job.releases + (held.event = 'release')::int,
+               releases = job.releases + held.released,
                settled_token = job.lease_token,
                lease_token = NULL,
                lease_expires_at = NULL,

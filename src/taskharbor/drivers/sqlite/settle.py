@@ -109,10 +109,12 @@ def ack_batch(rows: int) -> str:
     return _ACK_BATCH.format(rows=", ".join(["(?, ?, ?)"] * rows))
 
 
+# The bound of a release is NULL if the handler did not begin.
+_IS_FREE_RELEASE: Final = ":event = 'release' AND coalesce(releases < :bound, true)"
 _STATUS_AFTER: Final = landing_case(
     SETTLE_EVENTS - {Event.ACK},
     event=":event",
-    attempts="attempt_count - (:event = 'release' AND releases < :bound)",
+    attempts=f"attempt_count - ({_IS_FREE_RELEASE})",
 )
 # Only this statement decides the status after an attempt; the next two write that status.
 _LANDING: Final = f"""
@@ -136,8 +138,8 @@ _RECORD: Final = f"""
 _END_LEASE: Final = f"""
     UPDATE th_jobs
        SET status = :status,
-           attempt_count = attempt_count - (:event = 'snooze' OR (:event = 'release' AND releases < :bound)),
-           releases = releases + (:event = 'release'),
+           attempt_count = attempt_count - (:event = 'snooze' OR {_IS_FREE_RELEASE}),
+           releases = releases + (:event = 'release' AND :bound IS NOT NULL),
            settled_token = lease_token,
            lease_token = NULL,
            lease_expires_at = NULL,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from taskharbor.core.errors import IdempotencyConflict
+from taskharbor.core.job_batch import JobBatch
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Enqueued
 from taskharbor.core.states import Status
@@ -74,6 +76,29 @@ def test_every_job_of_a_batch_is_stored_and_answered_in_order(subject: Subject) 
 
     assert answers == [Enqueued(new.id, existed=False) for new in batch]
     assert set(subject.driver.inspector.get([new.id for new in batch])) == {new.id for new in batch}
+
+
+def test_a_batch_of_like_jobs_is_stored_as_they_would_be_one_by_one(subject: Subject) -> None:
+    model = new_job(
+        type="mail.send",
+        queue="mail",
+        priority=-7,
+        delay=timedelta(hours=1),
+        timeout=timedelta(days=1, microseconds=5),
+        max_attempts=9,
+        metadata={"tenant": "äöü"},
+    )
+    batch = JobBatch(model, [new_job().id for _ in range(4)], [b"", b"7", b'"a"', bytes(range(256))])
+
+    answers = subject.driver.insert(batch)
+    repeated = subject.driver.insert(batch, repeat=True)
+
+    assert answers == [Enqueued(job_id, existed=False) for job_id in batch.ids]
+    assert repeated == [Enqueued(job_id, existed=True) for job_id in batch.ids]
+    for job_id, payload in zip(batch.ids, batch.payloads, strict=True):
+        alone = replace(model, id=new_job().id, payload=payload)
+        subject.driver.insert([alone])
+        assert replace(subject.job(job_id), id=alone.id) == subject.job(alone.id)
 
 
 def test_a_job_inserted_again_after_a_lost_reply_is_one_job(subject: Subject) -> None:

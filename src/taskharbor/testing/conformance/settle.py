@@ -255,6 +255,19 @@ def test_a_release_past_its_bound_counts_as_an_attempt(subject: Subject) -> None
     assert subject.job(job_id).releases == 3
 
 
+def test_a_release_without_a_bound_counts_as_neither_attempt_nor_release(subject: Subject) -> None:
+    job_id = subject.insert(max_attempts=2)
+    subject.settle(subject.take(), Outcome.release(bound=0))
+
+    answers = [subject.settle(subject.take(), Outcome.release(bound=None)) for _ in range(2)]
+    job = subject.job(job_id)
+    within_bound = subject.settle(subject.take(), Outcome.release(bound=2))
+
+    assert answers == [Settled(job_id, Status.PENDING)] * 2
+    assert (job.attempt_count, job.releases) == (1, 1)
+    assert within_bound == Settled(job_id, Status.PENDING)
+
+
 def test_a_job_released_past_its_bound_without_attempts_left_is_dead(subject: Subject) -> None:
     job_id = subject.insert(max_attempts=1)
 

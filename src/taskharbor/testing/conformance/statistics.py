@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from datetime import datetime, timedelta
+from itertools import cycle
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from taskharbor.core.errors import InvalidRequest
 from taskharbor.core.failure import Failure
 from taskharbor.core.ids import new_token
+from taskharbor.core.job_batch import JobBatch
 from taskharbor.core.model import AttemptOutcome, Claim
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import JobFilter, Sent, Settlement
@@ -91,6 +93,15 @@ def test_arrivals_less_ends_are_the_living_jobs(subject: Subject, seed: int) -> 
 
     assert {queue: arrived[queue] - ended[queue] for queue in _QUEUES} == {queue: living[queue] for queue in _QUEUES}
     assert arrived == +day.arrived
+
+
+def test_a_requeued_job_arrives_again(subject: Subject) -> None:
+    requeued = subject.insert()
+    subject.driver.cancel([requeued])
+    subject.requeue(requeued)
+    subject.driver.maintenance.roll_up(keep=TEN_YEARS)
+
+    assert _summed(subject, Metric.ARRIVED) == {"default": 2}
 
 
 def test_ended_jobs_are_counted_by_minute_queue_and_status(subject: Subject) -> None:
@@ -282,6 +293,7 @@ class RandomDay:
     def __init__(self, subject: Subject, seed: int) -> None:
         self._subject, self._driver = subject, subject.driver
         self._random = random.Random(seed)  # noqa: S311  no secret
+        self._is_batch = cycle((True, False))
         self._held: list[Claim] = []
         self.arrived: Counter[str] = Counter()
 
@@ -298,7 +310,9 @@ class RandomDay:
         count = self._random.choice([1, 1, 3, 250])  # one statement each, or a COPY
         key = self._random.choice([None, None, "same", "other"])
         first = [new_job(queue=queue, idempotency_key=key, digest=b"same")]
-        jobs = first + [new_job(queue=queue) for _ in range(count - 1)]
+        listed = first + [new_job(queue=queue) for _ in range(count - 1)]
+        batch = JobBatch(first[0], [job.id for job in listed], [job.payload for job in listed])
+        jobs = batch if key is None and next(self._is_batch) else listed
         if self._random.random() < 0.2:
             with self._subject.transaction() as insert:
                 answers = insert(jobs)

@@ -104,6 +104,25 @@ def test_a_worker_that_comes_back_is_no_past_one(subject: Subject) -> None:
     assert [(worker.pid, worker.stopped_at) for worker in _past(subject)] == [(2, None)]
 
 
+def test_a_lease_ends_whatever_became_of_the_record_of_its_worker(subject: Subject) -> None:
+    names = ("pruned", "past", "restarted under its name", "never recorded")
+    for name in names:
+        subject.insert()
+        subject.take(worker=name)
+    for name in names[:3]:
+        subject.driver.maintenance.record_worker(_worker(name))
+        subject.advance(TICK)
+    subject.advance(LEASE)
+    subject.driver.maintenance.prune_workers(unseen_for=LEASE, keep=LEASE + 3 * TICK)
+    subject.driver.maintenance.record_worker(_worker(names[2], pid=2))
+
+    expired = subject.driver.maintenance.expire(limit=10)
+
+    recorded = subject.driver.inspector.workers(), subject.driver.inspector.past_workers()
+    assert [[worker.id for worker in workers] for workers in recorded] == [[names[2]], [names[1]]]
+    assert len(expired) == len(names)
+
+
 def test_the_attempts_lost_with_a_worker_are_listed_newest_first(subject: Subject) -> None:
     for worker in ("killed", "another", "killed", "killed"):
         subject.insert()

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from taskharbor.runtime import ERROR_PAUSE, AsyncRun, start_all
+from taskharbor.runtime import ERROR_PAUSE, start_all
 from taskharbor.testing.simulation.world import ProcessKilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from contextvars import Context
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from taskharbor.core.ids import Token
-    from taskharbor.runtime import AsyncWork
+    from taskharbor.runtime import AsyncObserver, AsyncWork
     from taskharbor.testing.simulation.world import Process, ScheduledCall
 
 START_JITTER_SECONDS: Final = 0.002
 """The longest time that a thread takes to start."""
+CLOCK_ERROR: Final = timedelta(minutes=10)
+"""How far the clock of a machine is ahead of the store's. What depends on it for more than display is a bug."""
 
 
 class HandlerThread(threading.Thread):
@@ -92,7 +95,7 @@ class SimulatedRuntime:
         self._threads: list[HandlerThread] = []
 
     def now(self) -> datetime:
-        return self._process.world.store_time()
+        return self._process.world.store_time() + CLOCK_ERROR
 
     def monotonic(self) -> float:
         return self._process.monotonic()
@@ -143,11 +146,9 @@ class SimulatedRuntime:
     def stack(self, thread_id: int) -> str:  # noqa: ARG002  the signature is the runtime's
         return "a simulated thread"
 
-    def run_async(self, works: Sequence[AsyncWork]) -> list[AsyncRun]:
-        runs = [AsyncRun(self.events.as_loop(), work, never_began) for work, never_began in works]
+    def run_async(self, works: Sequence[AsyncWork], observer: AsyncObserver) -> None:
         self.events.started += [work for work, _ in works]
-        self.events.call_soon_threadsafe(start_all, self.events, runs)
-        return runs
+        self.events.call_soon_threadsafe(start_all, self.events, works, observer)
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""

@@ -144,7 +144,9 @@ def _extend(call: DriverCall, before: Job, after: Job) -> list[str]:
 def _settle(call: DriverCall, before: Job, after: Job) -> list[str]:
     settlement: Settlement = next(each for each in call.arguments["what"] if each.lease.job_id == before.id)
     event, delay = settlement.outcome.event, after.scheduled_for - call.at
-    is_uncounted = event is Event.SNOOZE or (event is Event.RELEASE and before.releases < MAX_RELEASES)
+    has_begun = settlement.outcome.bound is not None
+    is_free = event is Event.RELEASE and not (has_begun and before.releases >= MAX_RELEASES)
+    is_uncounted = event is Event.SNOOZE or is_free
     return _broken(
         {
             "was settled with another token": before.lease_token == settlement.lease.token,
@@ -154,7 +156,8 @@ def _settle(call: DriverCall, before: Job, after: Job) -> list[str]:
             "is retried too soon or too late": event is not Event.RETRY
             or after.status.is_final
             or MIN_RETRY_DELAY <= delay <= BACKOFF.cap,
-            "was not counted as released": after.releases == before.releases + (event is Event.RELEASE),
+            "has a wrong number of releases": after.releases
+            == before.releases + (event is Event.RELEASE and has_begun),
         }
     )
 
