@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
+import os
 import signal
 import threading
 from contextlib import closing
@@ -13,7 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor import Client, JobRequest, Status
 from taskharbor.drivers.connect import connect
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.runtime import ThreadRuntime
+from taskharbor.worker.stalls import StallDetector
 from tests.support.cli_processes import LIMIT_SECONDS, started
+from tests.support.stages import slots_without_prefetch
 from tests.support.waiting import wait_until
 from tests.support.worker_rig import enqueue, running_worker
 
@@ -77,6 +82,39 @@ def test_a_handler_that_waits_is_not_logged(caplog: pytest.LogCaptureFixture) ->
     assert not any("event loop" in line for line in caplog.messages)
 
 
+class StalledRuntime(ThreadRuntime):
+    """Its clocks are set by the test."""
+
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def process_time(self) -> float:
+        return self.seconds
+
+
+def test_stacks_of_the_middle_of_a_stall_are_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, written = StalledRuntime(sync_threads=1), list[int]()
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda _, *, file, **_repeat: written.append(file))
+    detector = StallDetector(runtime, slots_without_prefetch(runtime, concurrency=1, queues={}), after=SHORT)
+    detector.dump_stacks()
+    with closing(detector):
+        detector.tick()
+        for moment in ("before", "during", "after"):
+            os.write(written[0], f"Timeout (0:00:00.1)!\nThread 1:\n  {moment} it\n".encode())
+        runtime.seconds = 60.0
+        detector.tick()
+        runtime.seconds = 120.0
+        detector.tick()
+
+    first, second = [line for line in caplog.messages if "ran no Python code" in line]
+    assert first.endswith("stacks:\nTimeout (0:00:00.1)!\nThread 1:\n  during it")
+    assert "Thread" not in second
+
+
 def test_a_handler_that_holds_the_gil_is_logged_with_its_line(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
     with (
@@ -84,11 +122,10 @@ def test_a_handler_that_holds_the_gil_is_logged_with_its_line(tmp_path: Path) ->
         started(tmp_path, "worker", "shop.py", "--url", url, "--stall-after", "200ms", app=APP) as worker,
     ):
         job_id = Client(driver).enqueue(JobRequest(type="search")).id
-        wait_until(lambda: "this process ran no Python code for" in worker.log())
+        wait_until(lambda: "in search" in worker.log())
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(LIMIT_SECONDS) == 0
 
-    text = worker.log()
-    assert f"while it ran {job_id} (search)" in text
-    assert "shop.py" in text.partition("ran no Python code")[2]
-    assert "in search" in text
+    _, warning, stacks = worker.log().partition(f"while it ran {job_id} (search)")
+    assert warning
+    assert "shop.py" in stacks

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import os
 import sys
-import tempfile
 from datetime import timedelta
-from typing import IO, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.text import duration_text
 from taskharbor.worker.executor import Executor
@@ -23,6 +23,8 @@ STALL_AFTER: Final = timedelta(seconds=1)
 IDLE_PAUSE: Final = timedelta(seconds=1)
 MAX_LINES: Final = 60
 MAX_LISTED: Final = 5
+MAX_PIPE_BYTES: Final = 2**20
+DUMP_START: Final = "Timeout ("
 HANDLER_CODE: Final = Executor._run_async.__code__  # noqa: SLF001  its frame is on the stack of every async handler
 LOOP_ADVICE: Final = (
     "Other async handlers wait meanwhile. Call it with 'await asyncio.to_thread(...)', define the task with 'def', "
@@ -50,20 +52,23 @@ class StallDetector:
         self._cpu_seconds = 0.0
         self._last: Execution | None = None  # the handler that the last check has found
         self._is_logged = False
-        self._dump: IO[str] | None = None
+        self._dumps: tuple[int, int] | None = None  # a pipe
 
     def dump_stacks(self) -> None:
         """Let Python write the stacks of all threads while none can run.
 
         Only for a process of our own: it uses `faulthandler.dump_traceback_later`, of which a process has one.
         """
-        self._dump = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  closed by close
+        self._dumps = os.pipe()
+        for descriptor in self._dumps:
+            os.set_blocking(descriptor, False)  # what does not fit is lost, so a long stall takes no more memory
 
     def close(self) -> None:
-        if self._dump is not None:
+        if self._dumps is not None:
             faulthandler.cancel_dump_traceback_later()
-            self._dump.close()
-            self._dump = None
+            for descriptor in self._dumps:
+                os.close(descriptor)
+            self._dumps = None
 
     def tick(self) -> timedelta:
         now, cpu = self._runtime.monotonic(), self._runtime.process_time()
@@ -97,7 +102,7 @@ class StallDetector:
         running = [each.claim.job for each in self._slots.all() if each.began_at is not None]
         jobs = ", ".join(f"{job.id} ({job.type})" for job in running[:MAX_LISTED])
         more = f" and {len(running) - MAX_LISTED} more" if len(running) > MAX_LISTED else ""
-        stacks = self._dumped()
+        stacks = self._read_dumps()
         _LOG.warning(
             "this process ran no Python code for %s while it ran %s%s. %s%s",
             duration_text(seconds),
@@ -108,16 +113,24 @@ class StallDetector:
         )
 
     def _arm(self, pause: timedelta) -> None:
-        if self._dump is not None:
-            self._dump.seek(0)
-            self._dump.truncate()
-            faulthandler.dump_traceback_later(pause.total_seconds() + self._after_seconds / 2, file=self._dump)
+        if self._dumps is not None:
+            seconds = pause.total_seconds() + self._after_seconds / 2
+            faulthandler.dump_traceback_later(seconds, repeat=True, file=self._dumps[1])
+            self._read_dumps()  # of the time before
 
-    def _dumped(self) -> str:
-        if self._dump is None:
+    def _read_dumps(self) -> str:
+        """Return the stacks in the middle of the stall.
+
+        A process without CPU time is late before the stall, or after it: the first and the last stacks may show that.
+        """
+        if self._dumps is None:
             return ""
-        self._dump.seek(0)
-        return "\n".join(self._dump.read().splitlines()[:MAX_LINES])
+        try:
+            text = os.read(self._dumps[0], MAX_PIPE_BYTES).decode(errors="replace")
+        except BlockingIOError:  # there are none
+            return ""
+        dumps = text.split(DUMP_START)[1:]
+        return "\n".join((DUMP_START + dumps[len(dumps) // 2]).splitlines()[:MAX_LINES]) if dumps else ""
 
 
 def running_async_handler() -> tuple[Execution, int] | None:

@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
 from random import uniform
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
@@ -18,6 +17,7 @@ from psycopg.pq import TransactionStatus
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.drivers.postgres.outage import Outage
 from taskharbor.drivers.postgres.server import ReplyLost, is_full, is_unavailable, translate_error
+from taskharbor.drivers.postgres.slots import ConnectionSlots
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -130,9 +130,7 @@ class PostgresPool:
 
     def _reset(self) -> None:
         self._idle: list[ServerConnection] = []
-        self._slots: SimpleQueue[None] = SimpleQueue()  # used as a semaphore: it is implemented in C
-        for _ in range(self._size):
-            self._slots.put(None)
+        self._slots = ConnectionSlots(self._size)
         self._closed = threading.Event()
         self._outage = Outage(self._probe)
         self._was_connected = False
@@ -254,14 +252,12 @@ class PostgresPool:
         self._check_open()
         if self._outage.is_on and not self._idle:
             self._outage.wait()  # before a slot is taken, or calls that wait for slots would fail one after another
-        try:
-            self._slots.get(timeout=self.address.deadline.total_seconds())
-        except Empty:
-            raise StoreUnavailable(f"{self.address.place}: {_NO_CONNECTION}") from None  # noqa: TRY003  it names the store
+        if not self._slots.acquire(timeout=self.address.deadline.total_seconds()):
+            raise StoreUnavailable(f"{self.address.place}: {_NO_CONNECTION}")  # noqa: TRY003  it names the store
         try:
             return self._pop_alive() or self._open()
         except BaseException:
-            self._slots.put(None)
+            self._slots.release()
             raise
 
     def _abandon_inherited(self) -> None:
@@ -289,7 +285,7 @@ class PostgresPool:
 
     def _release(self, db: ServerConnection) -> None:
         self._put_idle(db)
-        self._slots.put(None)
+        self._slots.release()
 
     def _put_idle(self, db: ServerConnection) -> None:
         is_usable = not db.closed and db.pgconn.transaction_status == TransactionStatus.IDLE
