@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from taskharbor.observability.tracing import TracingOption
 
 PAIRS = 15
-JOBS = 15_000  # for about half a second: the number of spans is bounded by the second
+JOBS = 50_000  # for about half a second: the number of spans is bounded by the second
 SPANS = 5_000
 
 

@@ -19,7 +19,7 @@ from tests.support.stages import StageRecorder, slots_without_prefetch
 LEASE: Final = timedelta(seconds=5)
 
 
-def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
+def test_of_two_outcomes_of_one_job_in_a_call_the_valid_one_is_recorded() -> None:
     driver, runtime, first, second = claimed_twice()
     slots = slots_without_prefetch(runtime, concurrency=2, queues={"default": 2})
     stages = StageRecorder()
@@ -27,14 +27,11 @@ def test_two_outcomes_of_one_job_are_recorded_in_two_calls() -> None:
     recorder.put(first, Outcome.ack())
     recorder.put(second, Outcome.ack())
 
-    assert recorder.tick() == timedelta(0)
-    assert [str(answer) for _, _, answer in stages.answers] == [
-        f"job {first.claim.job.id} is leased under another token"
-    ]
-
     recorder.tick()
 
-    assert stages.answers[1][2].status == "SUCCEEDED"
+    [lost, recorded] = [answer for _, _, answer in stages.answers]
+    assert str(lost) == f"job {first.claim.job.id} is leased under another token"
+    assert recorded.status == "SUCCEEDED"
 
 
 def test_an_attempt_is_stopped_when_its_job_is_claimed_again() -> None:
@@ -42,9 +39,35 @@ def test_an_attempt_is_stopped_when_its_job_is_claimed_again() -> None:
     slots = slots_without_prefetch(runtime, concurrency=2, queues={"default": 2})
     slots.fill("default", slots.acquire("default", 1), [first])
 
-    slots.mark_lost({second.claim.job.id})
+    slots.fill("default", slots.acquire("default", 1), [second])
 
-    assert first.stop_reason is StopReason.LOST
+    assert (first.stop_reason, second.stop_reason) == (StopReason.LOST, None)
+
+
+def test_an_attempt_is_stopped_if_an_older_one_of_its_job_ended_after_its_claim() -> None:
+    _, runtime, first, second = claimed_twice()
+    third = Execution(second.claim, ends_at=1e9, times_out_at=None)
+    slots = slots_without_prefetch(runtime, concurrency=3, queues={"default": 3})
+    for each in (first, second):
+        slots.fill("default", slots.acquire("default", 1), [each])
+
+    slots.remove([first])
+    slots.fill("default", slots.acquire("default", 1), [third])
+    slots.remove([third, second])
+
+    assert (second.stop_reason, third.stop_reason) == (StopReason.LOST, None)
+    assert slots.is_full is False
+    assert len(slots) == 0
+
+
+def test_an_attempt_that_has_ended_is_forgotten() -> None:
+    _, runtime, first, second = claimed_twice()
+    slots = slots_without_prefetch(runtime, concurrency=1, queues={"default": 1})
+    for each in (first, second):
+        slots.fill("default", slots.acquire("default", 1), [each])
+        slots.remove([each])
+
+    assert first.stop_reason is None
 
 
 def claimed_twice() -> tuple[MemoryDriver, SimulatedRuntime, Execution, Execution]:

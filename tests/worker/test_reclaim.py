@@ -29,9 +29,7 @@ class ReclaimRig:
         self._driver = MemoryDriver(clock=self._clock)
         self.now = 1_000.0
         runtime: Any = SimpleNamespace(monotonic=lambda: self.now, token=new_token)
-        slots: Any = SimpleNamespace(
-            fill=lambda *_: None, acquire=lambda _queue, limit: limit, mark_lost=lambda _ids: None
-        )
+        slots: Any = SimpleNamespace(fill=lambda *_: None, acquire=lambda _queue, limit: limit)
         config = worker_config(LEASE, worker="w")
         self.stages = StageRecorder()
         self._claimer = claimer(runtime, self._driver, slots, self.stages, config, types=["greet"])

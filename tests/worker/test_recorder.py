@@ -135,20 +135,6 @@ def test_outcomes_are_settled_by_the_thousand_and_with_results_by_the_500(
     assert set(rig.statuses()) == {Status.SUCCEEDED}
 
 
-def test_a_call_names_each_job_once_and_outcomes_stay_in_order() -> None:
-    rig = Rig(jobs=3)
-    first, second, third = rig.executions
-    again = Execution(first.claim, ends_at=inf, times_out_at=None)
-
-    for execution in (first, second, again, third):
-        rig.recorder.put(execution, Outcome.ack())
-    rig.recorder.tick()
-    rig.recorder.tick()
-
-    assert rig.store.calls == [rig.ids, [rig.ids[0]]]
-    assert [execution for execution, _, _ in rig.stages.answers] == [first, second, third, again]
-
-
 @pytest.mark.parametrize("answers", [0, 1, 3])
 def test_a_driver_that_answers_too_few_or_too_many_outcomes_removes_no_execution(
     answers: int, monkeypatch: pytest.MonkeyPatch

@@ -209,7 +209,6 @@ class Claimer:
         ends_at = call.requested_at + self._lease_seconds - self._config.lease_margin_seconds
         now = self._runtime.monotonic()
         executions = [self._execution(claim, call, now=now, ends_at=ends_at) for claim in claims]
-        self._slots.mark_lost([claim.job.id for claim in claims])
         self._slots.fill(call.queue, call.slots, executions)
         if executions:
             self._start(call.queue, claims, executions)

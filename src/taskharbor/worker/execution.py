@@ -7,9 +7,8 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from taskharbor.core.ids import JobId
     from taskharbor.core.model import Claim
     from taskharbor.observability.spans import AttemptSpan
     from taskharbor.runtime import Runtime
@@ -140,6 +139,7 @@ class ExecutionSlots:
         self._limits: Final = queues
         self._by_queue = dict.fromkeys(queues, 0)
         self._held: dict[Execution, None] = {}  # a job whose lease was lost may be claimed a second time
+        self._last_of: dict[int, Execution] = {}  # of each job; a UUID as key takes three times as long
         self._reserved = self._settling = 0
         self.departures = 0
         """How often executions freed their slots or were removed."""
@@ -201,18 +201,22 @@ class ExecutionSlots:
             )
 
     def fill(self, queue: str, slots: int, executions: list[Execution]) -> None:
-        """Put *executions* into acquired slots, and free the rest of these slots."""
+        """Put *executions* into acquired slots, and free the rest of these slots.
+
+        Stop older attempts of their jobs: a new claim means that the leases of these were lost.
+        """
+        lost: list[Execution] = []
         with self._lock:
             self._reserved -= slots
             self._by_queue[queue] -= slots - len(executions)
             self._held.update(dict.fromkeys(executions))
-
-    def mark_lost(self, job_ids: Collection[JobId]) -> None:
-        """Stop the running attempts of these jobs: a new claim means that their leases were lost."""
-        numbers = {job_id.int for job_id in job_ids}  # a set lookup of a UUID takes three times as long
-        for execution in self.all() if job_ids else ():
-            if execution.claim.job.id.int in numbers:
-                execution.stop(StopReason.LOST)
+            for execution in executions:
+                number = execution.claim.job.id.int
+                if number in self._last_of:
+                    lost.append(self._last_of[number])
+                self._last_of[number] = execution
+        for execution in lost:
+            execution.stop(StopReason.LOST)
 
     def free(self, executions: Iterable[Execution]) -> None:
         """Free the slots of *executions* whose outcomes are being sent to the store."""
@@ -232,6 +236,9 @@ class ExecutionSlots:
                 if execution in self._held:
                     execution.clear_stop()
                     del self._held[execution]
+                    number = execution.claim.job.id.int
+                    if self._last_of.get(number) is execution:
+                        del self._last_of[number]
                     recorded += execution.began_at is not None
                     self._by_queue[execution.queue] -= execution.holds_slot
                     self._settling -= not execution.holds_slot

@@ -126,19 +126,14 @@ class Recorder:
         return self._next_pause()
 
     def _next_batch(self) -> Batch:
-        """Remove the next batch. If it has two outcomes of one job, one waits: a call may name each job once."""
+        """Remove the next batch. It may have outcomes of two leases of a job: the store accepts the valid one."""
         unsettled = self._unsettled
         batch = [unsettled.popleft() for _ in range(min(len(unsettled), WORKER_BATCH))]
-        size = len(batch)
-        if size > STORE_BATCH and any(outcome.result is not None for _, outcome in batch):
-            size = STORE_BATCH  # a statement with results takes time in proportion to the square of its size
-        numbers = {execution.claim.job.id.int for execution, _ in batch}  # a UUID as key takes three times as long
-        if size == len(batch) == len(numbers):
-            return batch  # the usual case
-        chosen = {execution.claim.job.id: (execution, outcome) for execution, outcome in reversed(batch[:size])}
-        first = {id(execution) for execution, _ in chosen.values()}
-        unsettled.extendleft(ended for ended in reversed(batch) if id(ended[0]) not in first)
-        return [ended for ended in batch if id(ended[0]) in first]
+        if len(batch) > STORE_BATCH and any(outcome.result is not None for _, outcome in batch):
+            # A statement with results takes time in proportion to the square of its size.
+            unsettled.extendleft(reversed(batch[STORE_BATCH:]))
+            del batch[STORE_BATCH:]
+        return batch
 
     def _free_slots(self, batch: Batch) -> None:
         """Free the slots of a batch that is about to be sent, unless the store does not accept outcomes."""

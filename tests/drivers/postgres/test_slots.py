@@ -33,7 +33,7 @@ def test_a_thread_that_releases_its_slot_and_wants_another_waits_behind_the_othe
     assert order == ["waited", "had one"]
 
 
-def test_a_slot_that_nobody_releases_is_waited_for_until_the_timeout() -> None:
+def test_a_slot_that_is_not_released_is_waited_for_until_the_timeout() -> None:
     slots = ConnectionSlots(1)
 
     assert slots.acquire(timeout=0)

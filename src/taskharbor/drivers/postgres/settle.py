@@ -294,7 +294,7 @@ def settle_statements(
     ack, settle = statements
     acks = [n for n, each in enumerate(settlements) if each.outcome.event is _ACKED]
     for group in _each_job_once(acks, settlements):
-        chosen = [settlements[n] for n in group]
+        chosen = settlements if len(group) == len(settlements) else [settlements[n] for n in group]
         [[settled]] = yield ack, _ack(chosen)
         done = new_settled([each.lease.job_id for each in chosen], Status.SUCCEEDED)
         if settled is None and len(done) == len(settlements):
@@ -333,9 +333,9 @@ def _each_job_once(numbers: Sequence[int], settlements: Sequence[Settlement]) ->
 
 
 def _ack(acks: Sequence[Settlement]) -> dict[str, Any]:
-    results = [each.outcome.result for each in acks]
-    has_results = any(result is not None for result in results)
-    return {**_fence([each.lease for each in acks]), "results": results if has_results else None}
+    has_results = any(each.outcome.result is not None for each in acks)
+    results = [each.outcome.result for each in acks] if has_results else None
+    return {**_fence([each.lease for each in acks]), "results": results}
 
 
 def _settle(others: Sequence[Settlement]) -> dict[str, Any]:
