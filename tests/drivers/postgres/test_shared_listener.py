@@ -109,7 +109,7 @@ def test_a_child_listens_on_a_connection_of_its_own(url: str, driver: PostgresDr
             elsewhere.insert([new_job()])
 
         assert (child.exitcode, bool(listener.wait(DEADLINE))) == (0, True)
-        wait_until(lambda: listening_backends(url) == before)
+        wait_until(lambda: len(listening_backends(url)) == 1)  # on a busy machine, that of the parent may be a new one
 
 
 def listen_in_a_child(url: str, driver: PostgresDriver, inherited: PostgresListener, parents: set[int]) -> None:
