@@ -13,7 +13,7 @@ import pytest
 from taskharbor import Client, JobRequest, MemoryDriver
 from taskharbor.core.codec import JsonCodec
 from taskharbor.core.ids import new_token
-from taskharbor.core.outcome import Outcome
+from taskharbor.core.outcome import Outcome, Snooze
 from taskharbor.core.states import Event
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.worker.context import HandlerServices
@@ -90,6 +90,29 @@ def test_a_handler_that_was_asked_to_stop_before_it_began_does_not_begin(
     runtime.work()
 
     assert stages.outcomes == [(execution, outcome)]
+
+
+def test_a_snooze_counts_from_the_claim_of_a_job_that_waited_before_it_began() -> None:
+    driver, runtime = MemoryDriver(), ThreadRuntime(sync_threads=1)
+    Client(driver).enqueue(JobRequest(type="nap"))
+    [claim] = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=1, overdue_after=MINUTE)
+    claimed_at = runtime.monotonic() - timedelta(hours=1).total_seconds()
+    until = driver.inspector.now() + timedelta(hours=3)
+
+    def nap(_job: Job) -> None:
+        raise Snooze(until=until)
+
+    handlers, stages = HandlerRegistry(), StageRecorder()
+    handlers.register("nap", nap)
+    services = HandlerServices(driver, JsonCodec(), save=lambda _execution, _progress: None)
+    executor = Executor(runtime, handlers, stages, services, prefetch=no_prefetch(runtime, concurrency=1))
+    with closing(runtime):
+        executor.start([Execution(claim, ends_at=inf, times_out_at=None, claimed_at=claimed_at)])
+        wait_until(lambda: bool(stages.outcomes))
+
+    [(_, outcome)] = stages.outcomes
+    assert outcome is not None
+    assert abs(outcome.delay - timedelta(hours=2)) < MINUTE
 
 
 def test_waiting_jobs_are_started_again_after_a_start_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,25 @@ def test_the_first_middleware_is_the_outermost(driver: Driver) -> None:
     assert [step for step, _ in log] == ["first in", "second in", "second out", "first out"]
 
 
+def test_a_middleware_may_change_the_arguments_of_every_call(quick: Harbor) -> None:
+    names: list[str] = []
+
+    def in_capitals(job: Job, ctx: Context, call_next: Any) -> Any:
+        job.data["name"] = job.data["name"].upper()
+        return call_next(job, ctx)
+
+    @quick.task
+    def greet(name: str) -> None:
+        names.append(name)
+
+    quick.wrap(in_capitals)
+    for _ in range(5):
+        greet.enqueue("ada")
+    quick.worker().drain()
+
+    assert names == 5 * ["ADA"]
+
+
 def test_the_middleware_of_a_harbor_is_outside_of_that_of_its_worker(quick: Harbor) -> None:
     log: list[Any] = []
 

@@ -137,6 +137,11 @@ class Job(JobSummary):
             object.__setattr__(self, "_data", decoded)
         return self._data
 
+    @property
+    def is_decoded(self) -> bool:
+        """Whether ``data`` was read before."""
+        return self._data is not UNDECODED
+
     def use_codec(self, codec: Codec) -> None:
         """Set the codec of ``data``. Only for the worker that claimed the job; a copy would take 15 µs."""
         object.__setattr__(self, "codec", codec)

@@ -107,8 +107,8 @@ class CallSignature:
 
     def unpack_job(self, job: Job) -> tuple[Sequence[Any], dict[str, Any]]:
         """Do what `unpack` does with the payload of *job*, without decoding it if its form is known."""
-        # The payload of another codec is no JSON, or has other rules.
-        args = self.read_flat(job.payload) if type(job.codec) is JsonCodec else None
+        # The payload of another codec is no JSON, or has other rules. Middleware may have changed the decoded one.
+        args = self.read_flat(job.payload) if not job.is_decoded and type(job.codec) is JsonCodec else None
         return self.unpack(job.data) if args is None else (args, {})
 
     def unpack(self, payload: object) -> tuple[tuple[Any, ...], dict[str, Any]]:

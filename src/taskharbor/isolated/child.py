@@ -158,7 +158,7 @@ class ChildServer:
         job = job_of_values(message["run"], payload)
         job.use_codec(self._harbor.codec)
         self._outcome = None
-        execution = ChildExecution(claim_from_job(job), self)
+        execution = ChildExecution(claim_from_job(job), self, claimed_at=message["claimed_at"])
         self._guard.begin(execution, message["memory"])
         with in_trace(message["trace"]):
             self._executor.start([execution])
@@ -231,12 +231,12 @@ class ChildExecution(Execution):
 
     __slots__ = ("_is_completed", "_read_at", "_reason", "_server")
 
-    def __init__(self, claim: Claim, server: ChildServer) -> None:
+    def __init__(self, claim: Claim, server: ChildServer, *, claimed_at: float | None) -> None:
         self._server = server
         self._reason: StopReason | None = None
         self._read_at = monotonic()
         self._is_completed = False
-        super().__init__(claim, ends_at=inf, times_out_at=None)
+        super().__init__(claim, ends_at=inf, times_out_at=None, claimed_at=claimed_at)
 
     @property
     def stop_reason(self) -> StopReason | None:

@@ -232,6 +232,7 @@ class Claimer:
             times_out_at=None if timeout is None else now + timeout.total_seconds(),
             queue=call.queue,
             received=call.received.get(claim.job.id) if call.received else None,
+            claimed_at=now,
         )
 
 

@@ -31,8 +31,8 @@ class Execution:
     ``queue`` is the queue that it was claimed from, and ``received`` is its part of a message, if any. A forged
     message may name a job of another queue. ``thread`` is the thread that runs a sync handler; None
     if the handler is async, has not begun or has returned. ``error`` is the exception that ended
-    the attempt, for the log and for hooks. ``cancel_read_at`` is when it was last read that no cancel was requested;
-    a claim and an extension say that, too.
+    the attempt, for the log and for hooks. ``claimed_at`` is when its claim was answered. ``cancel_read_at`` is when
+    it was last read that no cancel was requested; a claim and an extension say that, too.
     """
 
     __slots__ = (
@@ -40,6 +40,7 @@ class Execution:
         "began_at",
         "cancel_read_at",
         "claim",
+        "claimed_at",
         "ended_at",
         "ends_at",
         "error",
@@ -64,8 +65,10 @@ class Execution:
         times_out_at: float | None,
         queue: str | None = None,
         received: ReceivedJob | None = None,
+        claimed_at: float | None = None,
     ) -> None:
         self.claim = claim
+        self.claimed_at = claimed_at
         self.queue = queue or claim.job.queue
         self.received = received
         self.ends_at = ends_at

@@ -379,10 +379,10 @@ class Executor:
 
     def _store_time(self, execution: Execution) -> datetime:
         """Estimate the store's time from that of the claim: the clock of this machine may be wrong."""
-        started_at, began_at = execution.claim.job.processing_started_at, execution.began_at
-        if started_at is None or began_at is None:
+        started_at, claimed_at = execution.claim.job.processing_started_at, execution.claimed_at
+        if started_at is None or claimed_at is None:
             return self._runtime.now()
-        return started_at + timedelta(seconds=self._runtime.monotonic() - began_at)
+        return started_at + timedelta(seconds=self._runtime.monotonic() - claimed_at)
 
 
 def _timeout(execution: Execution) -> Any:

@@ -45,13 +45,14 @@ def test_a_slot_that_is_not_released_is_waited_for_until_the_timeout() -> None:
 def test_a_slot_that_is_released_at_the_moment_of_the_timeout_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = ConnectionSlots(1)
     assert slots.acquire(timeout=0)
-    withdraw = slots._withdraw  # noqa: SLF001  between its call and the end of the wait there is no other code
 
-    def release_first(turn: threading.Lock) -> bool:
-        slots.release()
-        return withdraw(turn)
+    class LateEvent(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            is_set = super().wait(timeout)
+            slots.release()
+            return is_set
 
-    monkeypatch.setattr(slots, "_withdraw", release_first)
+    monkeypatch.setattr(threading, "Event", LateEvent)
 
     assert slots.acquire(timeout=0.01)
 

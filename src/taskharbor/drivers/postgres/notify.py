@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, LiteralString, TypeVar
 
 import psycopg
-from psycopg.errors import LockNotAvailable, ProgramLimitExceeded
+from psycopg.errors import ProgramLimitExceeded
 
 from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import new_token
@@ -106,14 +106,15 @@ class PostgresNotifier:
             return may_join
 
     def join(self, insert: Callable[[], T]) -> T | None:
-        """Call *insert*, which contains its NOTIFY. Return None if it was rolled back because of the NOTIFY."""
+        """Call *insert*, which contains its NOTIFY. Return None if it was rolled back because of the NOTIFY.
+
+        A lock may have timed out because of it, too. That is raised: whoever repeats the insert does it without NOTIFY.
+        """
         began_at, pause = time.monotonic(), FAILED_JOIN_SECONDS
         try:
             answer = insert()
             pause = max(MIN_JOIN_SECONDS, JOIN_COST_FACTOR * (time.monotonic() - began_at))
-        except (ProgramLimitExceeded, StoreUnavailable) as error:
-            if isinstance(error, StoreUnavailable) and not isinstance(error.__cause__, LockNotAvailable):
-                raise
+        except ProgramLimitExceeded:  # the server's queue of notifications is full
             return None
         finally:
             with self._changed:

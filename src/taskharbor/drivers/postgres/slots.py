@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 
 
 class ConnectionSlots:
@@ -16,7 +17,7 @@ class ConnectionSlots:
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
         self._free = count
-        self._waiting: deque[threading.Lock] = deque()
+        self._waiting: deque[threading.Event] = deque()
 
     @property
     def waiting(self) -> int:
@@ -25,32 +26,30 @@ class ConnectionSlots:
 
     def acquire(self, *, timeout: float) -> bool:
         """Take a slot; return False if none was free for *timeout* seconds."""
-        with self._lock:
-            if self._free:  # then no thread waits
-                self._free -= 1
-                return True
-            turn = threading.Lock()
-            turn.acquire()  # `release` releases it
-            self._waiting.append(turn)
+        turn: threading.Event | None = None
         try:
-            has_slot = turn.acquire(timeout=timeout)
+            with self._lock:
+                if self._free:  # then no thread waits
+                    self._free -= 1
+                    return True
+                turn = threading.Event()
+                self._waiting.append(turn)
+            turn.wait(timeout)
         except BaseException:  # Ctrl-C
-            if not self._withdraw(turn):
+            if turn is not None and self._end_wait(turn):
                 self.release()
             raise
-        return has_slot or not self._withdraw(turn)
+        return self._end_wait(turn)
 
     def release(self) -> None:
         with self._lock:
             if self._waiting:
-                self._waiting.popleft().release()
+                self._waiting.popleft().set()
             else:
                 self._free += 1
 
-    def _withdraw(self, turn: threading.Lock) -> bool:
-        """Stop waiting; return False if the slot was passed on to this thread meanwhile."""
-        with self._lock:
-            if turn not in self._waiting:
-                return False
+    def _end_wait(self, turn: threading.Event) -> bool:
+        """Wait no longer; return whether a slot was passed on to this thread."""
+        with self._lock, suppress(ValueError):
             self._waiting.remove(turn)
-            return True
+        return turn.is_set()

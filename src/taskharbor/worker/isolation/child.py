@@ -65,8 +65,13 @@ class IsolatedCall:
     save: Callable[[Execution, Progress], None]
 
     def message(self, *, is_measured: bool) -> dict[str, Any]:
-        values = job_values(self.execution.claim.job)
-        return {"run": values, "memory": self.limit_bytes, "is_measured": is_measured, "trace": self.trace}
+        return {
+            "run": job_values(self.execution.claim.job),
+            "claimed_at": self.execution.claimed_at,  # all processes of a machine have the same monotonic clock
+            "memory": self.limit_bytes,
+            "is_measured": is_measured,
+            "trace": self.trace,
+        }
 
 
 class Child:
