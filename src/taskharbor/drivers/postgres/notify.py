@@ -108,7 +108,7 @@ class PostgresNotifier:
     def join(self, insert: Callable[[], T]) -> T | None:
         """Call *insert*, which contains its NOTIFY. Return None if it was rolled back because of the NOTIFY.
 
-        A lock may have timed out because of it, too. That is raised: whoever repeats the insert does it without NOTIFY.
+        A lock may have timed out because of it, too. That is raised: a repeated insert contains no NOTIFY.
         """
         began_at, pause = time.monotonic(), FAILED_JOIN_SECONDS
         try:
