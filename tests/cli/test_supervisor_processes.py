@@ -43,8 +43,8 @@ if behavior == "refuse":
 if behavior == "import":
     note("import")
     signal.pause()
-note("ready")
 link.send(b"ready a program\\n")
+note("ready")
 if behavior.startswith("recycle"):
     sys.exit(int(behavior.removeprefix("recycle")))
 if behavior == "crash":
@@ -306,6 +306,28 @@ def test_a_process_that_becomes_ready_at_a_stop_starts_no_others(monkeypatch: py
 
     assert process.is_ready
     assert not started
+
+
+def test_a_process_that_became_ready_just_before_its_end_was_ready() -> None:
+    limit = timedelta(seconds=LIMIT_SECONDS)
+    supervisor = Supervisor(
+        command=lambda _: [],
+        count=1,
+        grace=limit,
+        stuck_after=limit,
+        systemd=SystemdNotifier(Settings()),
+        start_timeout=limit,
+    )
+    link, theirs = socket.socketpair()
+    slot = supervisor.slots[0]
+    slot.current = WorkerProcess(os.getpid(), link, started_at=0.0, beat_at=0.0)
+    with link, theirs:
+        theirs.send(b"ready a program\n")
+
+        supervisor._ended(os.getpid(), ExitCode.RECYCLED)  # noqa: SLF001  reaped before its message was read
+
+    assert (slot.backoff, supervisor.exit_code) == (0.0, ExitCode.OK)
+    assert slot.start_at is not None
 
 
 def test_a_restart_kills_an_old_process_that_does_not_stop(tmp_path: Path) -> None:

@@ -210,7 +210,8 @@ class Supervisor:
         except OSError:
             received = b""
         if not received:  # it is about to end
-            self._selector.unregister(process.link)
+            with suppress(KeyError):
+                self._selector.unregister(process.link)
             return
         *messages, process.received = (process.received + received).split(b"\n")
         for message in messages:
@@ -308,6 +309,7 @@ class Supervisor:
                 self._current_ended(slot, slot.current, code)
 
     def _current_ended(self, slot: Slot, process: WorkerProcess, code: int) -> None:
+        self._read(process)  # it may have become ready just before its end
         slot.current = None
         self._forget(process)
         if slot.next is not None:
