@@ -444,7 +444,10 @@ def test_lines_that_cannot_be_stored_do_not_block_others(
     assert "saving captured log lines of 1 attempts, which are lost" in caplog.text
 
 
-def test_an_older_schema_turns_the_capture_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_schema_turns_the_capture_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_writer, "LOG_BATCH", 1)  # so that each job would have a warning of its own
     driver = MemoryDriver()
 
     def meddle(verb: str, call: Callable[[], Any]) -> Any:
