@@ -432,7 +432,7 @@ def test_watch_ends_at_its_timeout_and_raises_if_the_store_is_unavailable(
     job_id = enqueued(driver)
 
     async def watch() -> list[Status]:
-        return [job.status async for job in watcher.watch(job_id, SHORT)]
+        return [job.status async for job in watcher.watch(job_id, timedelta(seconds=2))]
 
     assert run(watch()) == [Status.PENDING]
     inspector.error = StoreUnavailable("no route")

@@ -285,5 +285,28 @@ def test_output_belongs_to_the_attempt_that_has_written_it(rig: IsolationRig, ca
     assert [logs[handle.id] for handle in handles] == [[f"number {number}"] for number in range(200)]
 
 
+def test_output_after_the_end_of_an_attempt_is_that_of_the_next(
+    process: ProcessRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    def end_when_read() -> None:
+        wait_until(lambda: bool(caplog.messages))
+        process.end()
+
+    first, second = process.queue(2)
+    process.take()
+    process.end()
+    process.take()
+    os.write(process.their_output, b"of the second\n")
+    with caplog.at_level("INFO"):
+        process.run(first)
+        after_first = list(caplog.messages)
+        ender = threading.Thread(target=end_when_read)
+        ender.start()
+        process.run(second)
+        ender.join(LIMIT_SECONDS)
+
+    assert (after_first, caplog.messages) == ([], ["of the second"])
+
+
 def _logs(job_ids: Sequence[Any]) -> Sequence[Any]:
     return app.harbor.driver.attempt_logs.read(job_ids)
