@@ -1,6 +1,8 @@
 """Plant each bug in turn, and print which tests caught it.
 
-python -m tests.planted [kit|whole-kit|worker|api|core|postgres|stores|simulation|browser]     by default: all groups
+python -m tests.planted [kit|whole-kit|worker|isolation|api|cli|core|postgres|stores|simulation|browser]
+
+By default, all groups are planted.
 
 Every bug must be caught, and every case of the conformance kit must catch a bug. With whole-kit, all
 cases are run on each bug, and a case must catch one that at most a few other cases catch: a case
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS: Final = 480.0  # far more than any takes, also on a busy machine
 EXIT_SECONDS: Final = 5.0
 MAX_FAILED_CASES: Final = 25
+NICENESS: Final = 10  # a bug waits for its test; the other groups, which run beside it, have tests that measure time
 TESTS_PER_CORE: Final = 8
 BROWSERS_PER_CORE: Final = 2
 WHOLE_KIT: Final = "whole-kit"
@@ -40,8 +43,10 @@ Table = dict[Bug, Report]
 
 FOLDERS: Final = {
     "kit": ("conformance/",),
-    "worker": ("worker/", "handler_threads", "health/", "isolation/", "janitor", "runtime"),
-    "api": ("api/", "cli/", "dashboard/"),
+    "worker": ("worker/",),
+    "isolation": ("isolation/", "handler_threads", "health/", "janitor", "runtime"),
+    "api": ("api/", "dashboard/"),
+    "cli": ("cli/",),
     "core": (
         "core/",
         "schedules/",
@@ -79,6 +84,7 @@ FOLDERS: Final = {
 
 
 def main(parts: Sequence[str]) -> int:
+    os.nice(NICENESS)
     if parts == [WHOLE_KIT]:
         bugs = [replace(bug, by=()) for bug in all_bugs() if bug.tests in KIT]
     else:
