@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import django
 import pytest
 
+from tests.support.tutorial import on_free_ports
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ BACKPORT: Final = django.VERSION < (6,)
 @pytest.mark.parametrize("page", ["django", "fastapi", "flask"])
 def test_the_commands_of_a_page_work_in_an_empty_folder(page: str, shell: Shell) -> None:
     began = time.monotonic()
-    text = (DOCS / f"{page}.md").read_text("utf-8")
+    text = on_free_ports((DOCS / f"{page}.md").read_text("utf-8"))
 
     with ExitStack() as stack:
         services: list[Running] = []

@@ -25,15 +25,14 @@ LIMIT_SECONDS: Final = 60
 SERVICE: Final = re.compile(r"taskharbor (worker|api|enqueuer|janitor)( |$)")
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FILE: Final = re.compile(r"# ([\w/-]+\.(?:py|toml))\n")
-_PORT: Final = re.compile(r"\b80[89]\d\b")
+_PORT: Final = re.compile(r"\b80[5-9]\d\b")
 
 
 def follow(page: str, shell: Shell, *, instead: Mapping[str, str]) -> list[str]:
     """Follow the tutorial *page* in *shell*, with some texts replaced by others, and return the commands typed."""
     for old, new in instead.items():
         page = page.replace(old, new)
-    ports = _free_ports({*_PORT.findall(page)})
-    page = _PORT.sub(lambda found: ports[found[0]], page)
+    page = on_free_ports(page)
     with ExitStack() as stack:
         reader = Reader(shell, stack)
         for language, block in _BLOCK.findall(page):
@@ -100,10 +99,10 @@ def _form_of(text: str) -> str:
     return re.sub(r"\d+\.\d+\.\d+|\d+(\.\d+)? (?:µs|ms|s)\b", "#", text)
 
 
-def _free_ports(wanted: set[str]) -> dict[str, str]:
-    """Return a free port of this machine for each port of a page."""
+def on_free_ports(page: str) -> str:
+    """Return *page* with a free port of this machine for each port that it names."""
     with ExitStack() as stack:
-        sockets = {port: stack.enter_context(socket.socket()) for port in wanted}
+        sockets = {port: stack.enter_context(socket.socket()) for port in {*_PORT.findall(page)}}
         for each in sockets.values():
             each.bind(("127.0.0.1", 0))
-        return {port: str(each.getsockname()[1]) for port, each in sockets.items()}
+        return _PORT.sub(lambda found: str(sockets[found[0]].getsockname()[1]), page)
