@@ -25,7 +25,7 @@ LIMIT_SECONDS: Final = 60
 SERVICE: Final = re.compile(r"taskharbor (worker|api|enqueuer|janitor)( |$)")
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FILE: Final = re.compile(r"# ([\w/-]+\.(?:py|toml))\n")
-_PORT: Final = re.compile(r"\b80[5-9]\d\b")
+_PORT: Final = re.compile(r"\b(?:80[5-9]\d|5057)\b")
 
 
 def follow(page: str, shell: Shell, *, instead: Mapping[str, str]) -> list[str]:
