@@ -43,8 +43,8 @@ if behavior == "refuse":
 if behavior == "import":
     note("import")
     signal.pause()
-link.send(b"ready a program\\n")
 note("ready")
+link.send(b"ready a program\\n")
 if behavior.startswith("recycle"):
     sys.exit(int(behavior.removeprefix("recycle")))
 if behavior == "crash":
@@ -158,7 +158,7 @@ def test_a_process_that_cannot_start_ends_the_supervisor_and_no_other_is_started
 
 def test_a_process_that_crashes_is_replaced_after_growing_pauses(tmp_path: Path) -> None:
     with supervised(tmp_path, "run") as supervisor:
-        wait_until(lambda: len(supervisor.noted("ready")) == 1)
+        wait_until(lambda: "supervisor started" in supervisor.log())
         (tmp_path / "behavior").write_text("crash")
         os.kill(supervisor.noted("ready")[0], signal.SIGKILL)
         wait_until(lambda: len(supervisor.noted("ready")) == 4)
@@ -175,7 +175,7 @@ def test_a_process_that_crashes_is_replaced_after_growing_pauses(tmp_path: Path)
 @pytest.mark.parametrize("code", [ExitCode.SLOTS_LOST, ExitCode.RECYCLED])
 def test_a_process_that_ended_to_be_replaced_is_replaced_at_once(tmp_path: Path, code: int) -> None:
     with supervised(tmp_path, "run") as supervisor:
-        wait_until(lambda: len(supervisor.noted("ready")) == 1)
+        wait_until(lambda: "supervisor started" in supervisor.log())
         (tmp_path / "behavior").write_text(f"recycle{code}")
         os.kill(supervisor.noted("ready")[0], signal.SIGKILL)
         wait_until(lambda: len(supervisor.noted("ready")) >= 3)
@@ -188,7 +188,7 @@ def test_a_process_that_ended_to_be_replaced_is_replaced_at_once(tmp_path: Path,
 
 def test_a_restart_starts_each_process_before_it_stops_the_old_one(tmp_path: Path) -> None:
     with supervised(tmp_path, "run", count=2) as supervisor:
-        wait_until(lambda: len(supervisor.noted("ready")) == 2)
+        wait_until(lambda: "supervisor started" in supervisor.log())
         old = supervisor.noted("ready")
 
         supervisor.send(signal.SIGHUP)
@@ -202,7 +202,7 @@ def test_a_restart_starts_each_process_before_it_stops_the_old_one(tmp_path: Pat
 
 def test_a_restart_that_fails_stops_nothing(tmp_path: Path) -> None:
     with supervised(tmp_path, "run", count=2) as supervisor:
-        wait_until(lambda: len(supervisor.noted("ready")) == 2)
+        wait_until(lambda: "supervisor started" in supervisor.log())
         (tmp_path / "behavior").write_text("refuse")
 
         supervisor.send(signal.SIGHUP)
@@ -241,7 +241,7 @@ def test_a_replacement_that_does_not_become_ready_is_replaced_itself(tmp_path: P
 
 def test_a_process_without_progress_is_killed_and_replaced(tmp_path: Path) -> None:
     with supervised(tmp_path, "run", stuck_after=1.5) as supervisor:
-        wait_until(lambda: len(supervisor.noted("ready")) == 1)
+        wait_until(lambda: "supervisor started" in supervisor.log())
         [first] = supervisor.noted("ready")
         os.kill(first, signal.SIGSTOP)
 
@@ -254,7 +254,7 @@ def test_a_process_without_progress_is_killed_and_replaced(tmp_path: Path) -> No
 
 def test_a_process_that_does_not_stop_is_killed_after_the_grace(tmp_path: Path) -> None:
     with supervised(tmp_path, "stay", grace=0.2) as supervisor:
-        wait_until(lambda: len(supervisor.noted("ready")) == 1)
+        wait_until(lambda: "supervisor started" in supervisor.log())
 
         supervisor.end()
 
@@ -264,7 +264,7 @@ def test_a_process_that_does_not_stop_is_killed_after_the_grace(tmp_path: Path) 
 
 def test_a_process_that_the_system_cannot_start_is_started_later(tmp_path: Path) -> None:
     with supervised(tmp_path, "run", count=2) as supervisor:
-        wait_until(lambda: len(supervisor.noted("ready")) == 2)
+        wait_until(lambda: "supervisor started" in supervisor.log())
         first, other = supervisor.noted("ready")
         (tmp_path / "behavior").unlink()  # an OSError, as without memory
         os.kill(first, signal.SIGKILL)
@@ -279,7 +279,7 @@ def test_a_process_that_the_system_cannot_start_is_started_later(tmp_path: Path)
 
 def test_a_restart_that_the_system_refuses_stops_nothing(tmp_path: Path) -> None:
     with supervised(tmp_path, "run") as supervisor:
-        wait_until(lambda: len(supervisor.noted("ready")) == 1)
+        wait_until(lambda: "supervisor started" in supervisor.log())
         (tmp_path / "behavior").unlink()
 
         supervisor.send(signal.SIGHUP)
@@ -332,7 +332,7 @@ def test_a_process_that_became_ready_just_before_its_end_was_ready() -> None:
 
 def test_a_restart_kills_an_old_process_that_does_not_stop(tmp_path: Path) -> None:
     with supervised(tmp_path, "stay", grace=0.2) as supervisor:
-        wait_until(lambda: len(supervisor.noted("ready")) == 1)
+        wait_until(lambda: "supervisor started" in supervisor.log())
         [old] = supervisor.noted("ready")
         (tmp_path / "behavior").write_text("run")
 
@@ -346,7 +346,7 @@ def test_a_restart_kills_an_old_process_that_does_not_stop(tmp_path: Path) -> No
 
 def test_a_second_signal_is_forwarded_too(tmp_path: Path) -> None:
     with supervised(tmp_path, "stay") as supervisor:
-        wait_until(lambda: len(supervisor.noted("ready")) == 1)
+        wait_until(lambda: "supervisor started" in supervisor.log())
         supervisor.send(signal.SIGTERM)
         wait_until(lambda: len(supervisor.noted("term")) == 1)
         threading.Event().wait(SAME_STOP_SECONDS)  # a person presses Ctrl-C again
