@@ -246,24 +246,29 @@ def test_waiting_jobs_begin_in_the_order_of_their_claims(driver: Driver, kind: s
     assert gate.began == jobs
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("fast", "patient")
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_handler_does_not_see_the_context_variables_of_the_one_it_waited_for(driver: Driver, kind: str) -> None:
     variable: ContextVar[int] = ContextVar("variable", default=0)
-    seen: list[int] = []
+    gate, seen = Gate(), list[int]()
 
-    def run(_job: Job) -> None:
+    def run(job: Job) -> None:
         seen.append(variable.get())
         variable.set(1)
+        gate.run_sync(job)
 
     async def run_async(job: Job) -> None:
-        run(job)
+        seen.append(variable.get())
+        variable.set(1)
+        await gate.run_async(job)
 
-    for _ in range(15):
-        enqueue(driver, kind)
-    drained(driver, {"sync": run, "async": run_async}, concurrency=1)
+    jobs = [enqueue(driver, kind) for _ in range(1 + AHEAD)]
+    with running_worker(driver, {"sync": run, "async": run_async}, concurrency=1):
+        wait_until(lambda: len(gate.began) == 1 and len(claimed(driver, jobs)) == 1 + AHEAD)
+        gate.may_end.set()
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
-    assert seen == [0] * 15
+    assert seen == [0] * (1 + AHEAD)
 
 
 @pytest.mark.usefixtures("fast", "patient")

@@ -15,6 +15,7 @@ from taskharbor.enqueuer import DueTaskEnqueuer
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.testing.simulation.queue_service import QueueService
 from taskharbor.worker.message_source import MAX_RECEIVERS, PARALLEL_RECEIVE_SECONDS
+from taskharbor.worker.polling_source import FULL_PAUSE
 from tests.support.waiting import wait_until
 from tests.support.worker_rig import LONG, Outage, enqueue, meddled, running_worker, stored, worker_for
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
     from taskharbor.delivery.transport import IncomingMessage
+    from taskharbor.worker import Worker
 
 MOMENT = timedelta(milliseconds=10)
 
@@ -49,11 +51,20 @@ class SlowReceives(QueueService):
 def _sent(count: int, **options: Any) -> tuple[MemoryDriver, SlowReceives, list[JobId]]:
     """Enqueue jobs, and send their messages."""
     driver, service = MemoryDriver(), SlowReceives(time.monotonic)
+    return driver, service, _send(driver, service, count, **options)
+
+
+def _send(driver: MemoryDriver, service: SlowReceives, count: int, **options: Any) -> list[JobId]:
     jobs = [enqueue(driver, "run") for _ in range(count)]
     enqueuer = DueTaskEnqueuer(ThreadRuntime(sync_threads=1), driver, service, queues=["default"], **options)
-    while any(stored(driver, job_id).status is not Status.ENQUEUED for job_id in jobs):
+    while any(stored(driver, job_id).status is Status.PENDING for job_id in jobs):
         enqueuer.tick()
-    return driver, service, jobs
+    return jobs
+
+
+def _has_idle_helpers(worker: Worker) -> bool:
+    loops = [*worker.watched.loops.activities.items()]
+    return [each.state.pause for name, each in loops if name.startswith("extra-")] == [FULL_PAUSE] * (MAX_RECEIVERS - 1)
 
 
 def _are_succeeded(driver: MemoryDriver, jobs: Sequence[JobId]) -> bool:
@@ -64,9 +75,11 @@ async def _nothing(_job: Job) -> None: ...
 
 
 def test_several_threads_receive_a_backlog_and_each_job_runs_once() -> None:
-    driver, service, jobs = _sent(400)
+    driver, service, _ = _sent(0)
 
-    with running_worker(driver, {"run": _nothing}, transport=service, receive_wait=MOMENT, concurrency=100):
+    with running_worker(driver, {"run": _nothing}, transport=service, receive_wait=MOMENT, concurrency=100) as worker:
+        wait_until(lambda: _has_idle_helpers(worker))  # so that they must be woken
+        jobs = _send(driver, service, 400)
         wait_until(lambda: _are_succeeded(driver, jobs))
 
     assert 1 < service.count <= MAX_RECEIVERS
