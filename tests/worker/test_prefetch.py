@@ -109,9 +109,16 @@ def claimed(driver: Driver, jobs: list[JobId]) -> list[JobId]:
 class Measured:
     """A `Prefetch` whose clock the test moves."""
 
-    def __init__(self, *, concurrency: int = 16, limit: int = 1_000, lease: timedelta = LEASE) -> None:
+    def __init__(
+        self,
+        *,
+        concurrency: int = 16,
+        limit: int = 1_000,
+        lease: timedelta = LEASE,
+        on_low: Callable[[], None] = lambda: None,
+    ) -> None:
         self.runtime = ManualRuntime()
-        self.prefetch = Prefetch(self.runtime, concurrency=concurrency, limit=limit, lease=lease)
+        self.prefetch = Prefetch(self.runtime, concurrency=concurrency, limit=limit, lease=lease, on_low=on_low)
 
     def run(self, rate: float, *, windows: int = 2) -> int:
         """Record attempts at *rate* for some windows; return how many jobs to claim ahead then."""
@@ -121,6 +128,15 @@ class Measured:
             self.prefetch.count_recorded(round(rate * 0.125))
             self.prefetch.ahead()
         return self.prefetch.ahead()
+
+    def begin_waiting(self, count: int, *, seconds: float) -> None:
+        """Let jobs arrive that find no free place, and begin within *seconds* in the places of others."""
+        executions = [cast("Execution", object()) for _ in range(16 + count)]
+        self.prefetch.admit(executions)
+        self.runtime.seconds += seconds
+        self.prefetch.end(16)
+        while taken := self.prefetch.take():
+            self.prefetch.end(len(taken))
 
 
 def test_a_worker_claims_ahead_what_it_runs_in_50_ms() -> None:
@@ -140,9 +156,70 @@ def test_a_worker_that_ends_fewer_jobs_than_it_has_slots_in_50_ms_claims_none_ah
 def test_one_high_measurement_is_not_enough() -> None:
     measured = Measured()
 
-    assert measured.run(rate=10_000, windows=1) == 0
-    assert measured.run(rate=10_000, windows=1) == 500
+    assert measured.run(rate=400, windows=1) == 0
+    assert measured.run(rate=400, windows=1) == 20
+    assert measured.run(rate=8, windows=1) == 0
+    assert measured.run(rate=400, windows=1) == 0
+
+
+def test_one_measurement_is_enough_if_each_slot_was_used_many_times() -> None:
+    assert Measured().run(rate=10_000, windows=1) == 500
+
+
+def test_a_window_without_a_settlement_says_nothing() -> None:
+    measured = Measured()
+    assert measured.run(rate=10_000) == 500
+
+    assert measured.run(rate=0, windows=1) == 500
     assert measured.run(rate=0, windows=1) == 0
+
+
+def test_a_worker_that_runs_out_of_jobs_claims_more_ahead() -> None:
+    measured = Measured(limit=5_000)
+    measured.run(rate=20_000)
+
+    measured.begin_waiting(1_024, seconds=0.02)  # then there were none for a while
+    measured.runtime.seconds -= 0.02
+
+    assert measured.run(rate=20_000, windows=1) == 2_000  # at most twice what the recorded attempts say, not 2,560
+
+
+def test_a_worker_claims_ahead_no_more_than_waiting_jobs_begin_in_50_ms() -> None:
+    measured = Measured(limit=5_000)
+    measured.run(rate=20_000)
+
+    measured.begin_waiting(500, seconds=0.125)
+
+    assert measured.run(rate=20_000, windows=1) == 200
+
+
+def test_the_source_is_asked_once_when_few_jobs_are_left() -> None:
+    asked: list[int] = []
+    measured = Measured(on_low=lambda: asked.append(len(measured.prefetch)))
+    measured.run(rate=2_000)
+    measured.prefetch.admit([cast("Execution", object())] * (16 + 80))
+
+    for _ in range(4):
+        measured.prefetch.end(16)
+        measured.prefetch.take()
+    assert asked == [48]
+    measured.prefetch.admit([cast("Execution", object())] * 60)
+    assert len(measured.prefetch.take_ahead(45, lambda _: True)) == 45
+    assert asked == [48, 31]
+
+
+def test_no_few_jobs_are_claimed_while_others_wait() -> None:
+    measured = Measured(concurrency=16)
+    slots = ExecutionSlots(measured.runtime, measured.prefetch, concurrency=16, queues={"default": 16})
+    measured.run(rate=2_000)  # 100 ahead
+    assert slots.acquire("default", 92) == 92
+
+    assert slots.acquire("default", 100) == 24
+    slots.fill("default", 24, [])
+    measured.prefetch.admit([cast("Execution", object())] * 17)
+    assert slots.acquire("default", 100) == 0
+    slots.fill("default", 92, [])
+    assert slots.acquire("default", 100) == 100
 
 
 def test_waiting_jobs_wait_for_at_most_a_tenth_of_a_short_lease() -> None:
@@ -294,6 +371,39 @@ def test_many_short_handlers_let_another_one_continue_between_them(
 
     first = order.index("short")
     assert "spin" in order[first : first + AHEAD]
+
+
+@pytest.mark.usefixtures("fast", "patient")
+def test_jobs_are_claimed_ahead_while_outcomes_are_being_recorded(driver: Driver) -> None:
+    began: list[JobId] = []
+    may_end, may_settle = threading.Semaphore(0), [threading.Event(), threading.Event()]
+    settled: list[int] = []
+
+    def run(job: Job) -> None:
+        began.append(job.id)
+        assert may_end.acquire(timeout=3 * LIMIT_SECONDS)
+
+    def hold(verb: str, call: Callable[[], Any]) -> Any:
+        if verb == "settle" and len(settled) < len(may_settle):
+            settled.append(len(began))
+            assert may_settle[len(settled) - 1].wait(3 * LIMIT_SECONDS)
+        return call()
+
+    jobs = [enqueue(driver, "run") for _ in range(30)]
+    with running_worker(meddled(driver, hold), {"run": run}, concurrency=2):
+        wait_until(lambda: len(claimed(driver, jobs)) == 2 + AHEAD and len(began) == 2)
+        may_end.release()
+        wait_until(lambda: len(began) == 3 and len(settled) == 1)
+        may_end.release(3)  # settled together, as the first call has not returned
+        wait_until(lambda: len(began) == 6)
+        may_settle[0].set()
+        wait_until(lambda: len(settled) == 2)
+        assert len(claimed(driver, jobs)) == 1 + AHEAD  # one was settled; more than half of those ahead wait
+        may_end.release()
+        wait_until(lambda: len(claimed(driver, jobs)) > 1 + AHEAD)
+        may_settle[1].set()
+        may_end.release(len(jobs))
+        assert {ended(driver, job_id).status for job_id in jobs} == {Status.SUCCEEDED}
 
 
 @pytest.mark.usefixtures("fast", "patient")

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from taskharbor.worker.prefetch import Prefetch
 
 
+MIN_CLAIM_FRACTION: Final = 0.25
+"""While jobs that were claimed ahead wait, no fewer than this part of their number are claimed."""
+
+
 class StopReason(Enum):
     """Why an attempt must stop. The first reason stays, but a lost lease replaces any other."""
 
@@ -182,7 +186,9 @@ class ExecutionSlots:
         ahead = self.prefetch.ahead()
         if self.prefetch.is_stocked:
             return 0
-        return max(0, ahead + min(self._free, self._limits[queue] - self._by_queue[queue]))
+        free = max(0, ahead + min(self._free, self._limits[queue] - self._by_queue[queue]))
+        # A claim of a few jobs takes half as long as one of a thousand. Those that wait last longer.
+        return 0 if len(self.prefetch) and free < ahead * MIN_CLAIM_FRACTION else free
 
     @property
     def _free(self) -> int:

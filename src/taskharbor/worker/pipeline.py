@@ -84,7 +84,13 @@ def build_pipeline(
     loops = ServiceLoops(runtime, call_hooks=call_hooks)  # named loops; any stage may call loops.wake("recorder")
     failures = loops.failures  # all stages log outages with it
     stop = StopRequest(runtime, loops, config.grace)
-    prefetch = Prefetch(runtime, concurrency=config.concurrency, limit=config.prefetch, lease=config.lease)
+    prefetch = Prefetch(
+        runtime,
+        concurrency=config.concurrency,
+        limit=config.prefetch,
+        lease=config.lease,
+        on_low=partial(loops.wake, "source"),
+    )
     slots = ExecutionSlots(runtime, prefetch, concurrency=config.concurrency, queues=config.queues)
     guard = ClockGuard(runtime, driver, lease=config.lease, failures=failures, call_hooks=call_hooks)
     acks = MessageAcks(runtime, driver, config.delivery, loops, call_hooks, guard=guard) if config.delivery else None
