@@ -124,6 +124,49 @@ def test_a_coroutine_that_ends_in_its_first_step_is_not_observed() -> None:
     assert (observed.cancels, observed.unstarted_keys) == ({}, [])
 
 
+async def cancel_others() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+@pytest.mark.parametrize("factory", [None, asyncio.Task])
+def test_a_coroutine_that_another_cancels_before_its_first_step_is_reported(factory: Any) -> None:
+    observed, began = AsyncObservations(), list[str]()
+
+    async def work() -> None:
+        began.append("work")
+
+    loop = asyncio.new_event_loop()
+    if factory is not None:
+        loop.set_task_factory(lambda loop, coroutine, **_: factory(coroutine, loop=loop))
+    with closing(loop):
+        loop.call_soon(start_all, loop, [(cancel_others(), "a"), (work(), "b"), (work(), "c")], observed)
+        for _ in range(3):  # tasks of a factory begin in the second cycle, and are reported in the third
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+
+    assert (began, observed.unstarted_keys) == ([], ["b", "c"])
+
+
+def test_the_callbacks_of_a_first_step_that_a_task_factory_runs_are_handles_of_the_loop() -> None:
+    handles = list[Any]()
+
+    def create_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **_: Any) -> asyncio.Task[None]:
+        handles.append(loop.call_soon(idle))  # as a handler may, if an eager factory runs it
+        return asyncio.Task(coroutine, loop=loop)
+
+    async def work() -> None: ...
+
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(create_task)  # type: ignore[arg-type]
+    with closing(loop):
+        loop.call_soon(start_all, loop, [(work(), "a")], AsyncObservations())
+        loop.call_later(0, loop.call_soon, loop.stop)
+        loop.run_forever()
+
+    assert [type(each) for each in handles] == [asyncio.Handle]
+
+
 def test_a_suspended_coroutine_is_cancelled_from_another_thread() -> None:
     observed, ended = AsyncObservations(), SimpleQueue[str]()
 

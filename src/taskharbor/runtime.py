@@ -12,6 +12,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from inspect import CORO_CREATED, getcoroutinestate
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar
 
@@ -79,7 +80,10 @@ class AsyncObserver(Protocol):
         """Note that a coroutine waits. *cancel* requests its cancellation, and may be called from any thread."""
 
     def unstarted(self, key: Any) -> None:
-        """Note that a coroutine will not run: no task could be created for it."""
+        """Note that a coroutine will not run: no task could be created for it, or it was cancelled before.
+
+        One that was cancelled by its own first step, and ended in it, is reported too.
+        """
 
 
 class Runtime(Protocol):
@@ -342,8 +346,9 @@ def _start_few(
         # An empty context is false.
         steps.append((copy_context() if context is None else context, callback, args))
 
-    with suppress(AttributeError):  # a loop written in C, such as uvloop's, starts its tasks in the next cycle
-        loop.call_soon = capture  # type: ignore[assignment,method-assign]
+    if loop.get_task_factory() is None:  # else it may run a first step itself, whose callbacks are not ours
+        with suppress(AttributeError):  # a loop written in C, such as uvloop's, starts its tasks in the next cycle
+            loop.call_soon = capture  # type: ignore[assignment,method-assign]
     try:
         tasks = [_created(work, create_task) for work, _ in works]
     finally:
@@ -356,12 +361,19 @@ def _start_few(
     finally:
         for context, step, args in pending:
             loop.call_soon(step, *args, context=context)
-        for task, (_, key) in zip(tasks, works, strict=True):
-            if task is None:
+        for task, (work, key) in zip(tasks, works, strict=True):
+            # A handler may have cancelled all tasks, also those whose first steps were to follow its own.
+            if task is None or task.cancelled():
                 observer.unstarted(key)
             elif not task.done():
-                # In a loop that starts tasks in the next cycle it has not begun, but will before any cancellation.
+                if getcoroutinestate(work) == CORO_CREATED:  # it will begin in the next cycle
+                    task.add_done_callback(partial(_report_unstarted, observer, key))
                 observer.suspended(key, _canceller(loop, task))
+
+
+def _report_unstarted(observer: AsyncObserver, key: object, task: asyncio.Task[None]) -> None:
+    if task.cancelled():
+        observer.unstarted(key)
 
 
 def _created(work: Coroutine[Any, Any, None], create_task: TaskMaker) -> asyncio.Task[None] | None:

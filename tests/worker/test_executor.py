@@ -12,7 +12,7 @@ import pytest
 
 from taskharbor import Client, JobRequest, MemoryDriver
 from taskharbor.core.codec import JsonCodec
-from taskharbor.core.ids import new_token
+from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.outcome import Outcome, Snooze
 from taskharbor.core.states import Event
 from taskharbor.runtime import ThreadRuntime
@@ -144,6 +144,35 @@ def test_waiting_jobs_are_started_again_after_a_start_that_failed(monkeypatch: p
         wait_until(lambda: len(stages.outcomes) == len(jobs))
 
     assert len(began) == len(jobs)
+
+
+def test_a_handler_that_cancels_all_tasks_keeps_no_places_of_those_that_had_not_begun() -> None:
+    driver, runtime, began = MemoryDriver(), ThreadRuntime(sync_threads=1), list[JobId]()
+    Client(driver).enqueue_many([JobRequest(type="run")] * 6)
+    claims = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=6, overdue_after=MINUTE)
+    jobs = [claim.job.id for claim in claims]
+
+    async def run(job: Job) -> None:
+        began.append(job.id)
+        if len(began) == 1:
+            for task in asyncio.all_tasks():  # its own, too
+                task.cancel()
+
+    handlers, stages = HandlerRegistry(), StageRecorder()
+    handlers.register("run", run)
+    services = HandlerServices(driver, JsonCodec(), save=lambda _execution, _progress: None)
+    prefetch = Prefetch(runtime, concurrency=3, limit=6, lease=MINUTE)
+    executor = Executor(runtime, handlers, stages, services, prefetch=prefetch)
+    with closing(runtime):
+        executor.start([Execution(claim, ends_at=inf, times_out_at=None) for claim in claims])
+        wait_until(lambda: len(stages.outcomes) == len(jobs))
+
+    outcomes = {execution.claim.job.id: outcome for execution, outcome in stages.outcomes}
+    assert [outcome.event for outcome in map(outcomes.get, jobs) if outcome is not None] == [
+        Event.ACK, Event.RETRY, Event.RETRY, Event.ACK, Event.ACK, Event.ACK,
+    ]  # fmt: skip
+    assert began == [jobs[0], *jobs[3:]]
+    assert len(prefetch.admit([execution for execution, _ in stages.outcomes])) == 3  # as many as there are places
 
 
 def test_a_return_after_the_timeout_is_no_success_even_before_the_next_heartbeat(rig: Rig) -> None:

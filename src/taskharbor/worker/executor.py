@@ -173,9 +173,10 @@ class Executor:
             execution.set_stop(cancel)
 
     def unstarted(self, execution: Execution) -> None:
-        """Record the outcome of an attempt whose coroutine did not run."""
-        self._report_cancelled(execution)
-        self._end_async()
+        """Record the outcome of an attempt whose coroutine did not run: otherwise its place would never be free."""
+        if execution.began_at is None:
+            self._report_cancelled(execution)
+            self._end_async()
 
     def release(self, execution: Execution) -> None:
         """Return a claimed job to its queue; its handler was not called."""
