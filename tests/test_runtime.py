@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from contextlib import closing
@@ -108,6 +109,24 @@ def test_coroutines_begin_in_the_cycle_in_which_they_are_started_and_as_tasks() 
     assert seen[:3] == ["a begins", "b begins", "next"]
     assert sorted(seen[3:]) == ["a continues", "b continues"]
     assert [*observed.cancels] == ["a", "b"]
+
+
+def test_long_first_steps_let_the_event_loop_do_other_work_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, now = list[str](), itertools.count()
+    monkeypatch.setattr("taskharbor.runtime.seconds_since_boot", lambda: next(now))
+
+    async def work() -> None:
+        seen.append("step")
+
+    loop = asyncio.new_event_loop()
+    with closing(loop):
+        loop.call_soon(start_all, loop, [(work(), None) for _ in range(2 * START_BATCH)], AsyncObservations())
+        loop.call_soon(seen.append, "other work")
+        for _ in range(2):
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+
+    assert seen == ["step"] * START_BATCH + ["other work"] + ["step"] * START_BATCH
 
 
 def test_a_coroutine_that_ends_in_its_first_step_is_not_observed() -> None:

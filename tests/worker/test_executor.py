@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import closing
 from datetime import timedelta
 from math import inf
@@ -144,6 +145,41 @@ def test_waiting_jobs_are_started_again_after_a_start_that_failed(monkeypatch: p
         wait_until(lambda: len(stages.outcomes) == len(jobs))
 
     assert len(began) == len(jobs)
+
+
+class Slow(ThreadRuntime):
+    """A runtime where a second passes between two looks at the clock."""
+
+    def __init__(self) -> None:
+        super().__init__(sync_threads=1)
+        self.monotonic = itertools.count().__next__
+
+
+def test_handlers_that_wait_continue_between_others_that_take_long_and_do_not_wait() -> None:
+    driver, runtime, seen = MemoryDriver(), Slow(), list[str]()
+    Client(driver).enqueue_many([JobRequest(type="wait"), *[JobRequest(type="run")] * 9])
+    claims = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=10, overdue_after=MINUTE)
+
+    async def wait(_job: Job) -> None:
+        while seen.count("run") < 9:
+            seen.append("continue")
+            await asyncio.sleep(0)
+
+    async def run(_job: Job) -> None:
+        seen.append("run")
+
+    handlers, stages = HandlerRegistry(), StageRecorder()
+    handlers.register("wait", wait)
+    handlers.register("run", run)
+    services = HandlerServices(driver, JsonCodec(), save=lambda _execution, _progress: None)
+    executor = Executor(
+        runtime, handlers, stages, services, prefetch=Prefetch(runtime, concurrency=2, limit=10, lease=MINUTE)
+    )
+    with closing(runtime):
+        executor.start([Execution(claim, ends_at=inf, times_out_at=None) for claim in claims])
+        wait_until(lambda: len(stages.outcomes) == len(claims))
+
+    assert ("run", "run") not in itertools.pairwise(seen)
 
 
 def test_a_handler_that_cancels_all_tasks_keeps_no_places_of_those_that_had_not_begun() -> None:

@@ -21,6 +21,7 @@ from taskharbor.core.states import Event
 from taskharbor.core.text import duration_text
 from taskharbor.observability.hook_caller import NO_HOOKS
 from taskharbor.observability.job_log import CurrentAttempt, current_attempt, job_fields
+from taskharbor.runtime import MAX_START_SECONDS
 from taskharbor.worker.attempt_spans import AttemptSpans, TracedOutcomes
 from taskharbor.worker.context import Context, NotCommitted
 from taskharbor.worker.execution import StopReason
@@ -300,11 +301,12 @@ class Executor:
     def _start_scheduled(self) -> None:
         """Start waiting jobs until all places are taken. Handlers that do not wait free theirs at once."""
         started, is_scheduled = 0, False
+        ends_at = self._runtime.monotonic() + MAX_START_SECONDS
         try:
             while executions := self._take_next():
                 self._start(executions)
                 started += len(executions)
-                if started >= MAX_CYCLE_STARTS:  # let other handlers continue
+                if started >= MAX_CYCLE_STARTS or self._runtime.monotonic() >= ends_at:  # let other handlers continue
                     asyncio.get_running_loop().call_soon(self._start_scheduled, context=ContextVars())
                     is_scheduled = True
                     return
