@@ -69,15 +69,17 @@ def flat_reader(names: Sequence[str], kinds: Sequence[type], defaults: Sequence[
     """Return a function for payloads whose keys are *names*, in this order, with values of the types *kinds*.
 
     It returns the arguments of the call, of which *defaults* are the last; None if the codec must decode or refuse the
-    payload. Its pattern is compiled for the first payload: that takes half a millisecond.
+    payload. Its pattern is made for the first payload: that takes half a millisecond.
     """
-    forms = [f"{re.escape(encode_basestring(name))}:{_FORMS[kind][0]}" for name, kind in zip(names, kinds, strict=True)]
-    conversions = [(place, _FORMS[kind][1]) for place, kind in enumerate(kinds) if kind is not str]
+    conversions: list[tuple[int, Callable[[str], Any]]] = []
     match: Callable[[str], re.Match[str] | None] | None = None
 
     def read(payload: bytes) -> Sequence[Any] | None:
-        nonlocal match
+        nonlocal conversions, match
         if match is None:
+            pairs = zip(names, kinds, strict=True)
+            forms = [f"{re.escape(encode_basestring(name))}:{_FORMS[kind][0]}" for name, kind in pairs]
+            conversions = [(place, _FORMS[kind][1]) for place, kind in enumerate(kinds) if kind is not str]
             match = re.compile(rf"\{{{','.join(forms)}\}}").fullmatch
         try:
             found = match(payload.decode())

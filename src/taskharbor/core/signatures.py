@@ -53,8 +53,10 @@ class CallSignature:
         self.read_flat: Reader = no_reader
         """Returns the arguments of a call from its payload in JSON; None if that must be decoded and unpacked.
 
-        It reads calls of the form that `unpack` has seen last.
+        It reads calls of the form that `unpack` has last seen twice in a row. With None for any of ten arguments, calls
+        have a thousand forms: a pattern for each would cost more than it saves.
         """
+        self._last_reader: Reader = no_reader
         self.flat_shapes: Final[dict[_Shape, FlatShape]] = {}
         for name, parameter in self._signature.parameters.items():
             if parameter.annotation is inspect.Parameter.empty:
@@ -121,7 +123,9 @@ class CallSignature:
                 return self._unpack_new(payload, shape)
             walks, defaults, reader = plan
             if defaults is not None:
-                self.read_flat = reader
+                if reader is self._last_reader:
+                    self.read_flat = reader
+                self._last_reader = reader
                 return (*payload.values(), *defaults), {}
             values = {**self._defaults, **payload}
             for name, unpack in walks:
@@ -206,6 +210,7 @@ class CallSignature:
             is_read = defaults is not None and is_flat(kinds)
             reader = flat_reader([*payload], kinds, defaults or ()) if is_read else no_reader
             _keep(self._unpacking, shape, (walks, defaults, reader))
+            self._last_reader = reader
         return call
 
     def _defaults_after(self, payload: Mapping[str, Any]) -> tuple[Any, ...] | None:
