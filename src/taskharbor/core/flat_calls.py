@@ -142,6 +142,6 @@ _FORMS: Final[dict[type, tuple[str, Callable[[str], Any]]]] = {
     bool: ("(true|false)", {"true": True, "false": False}.__getitem__),
     int: (f"({_INT})", int),
     float: (rf"({_INT}(?:\.[0-9]{{1,18}}(?:{_EXPONENT})?|{_EXPONENT}))", float),
-    str: (r'"([^"\\\x00-\x1f]*)"', str),  # without escapes
+    str: (r'"([^"\\\x00-\x1f]*+)"', str),  # without escapes; possessive, since no shorter text can match
 }
 """The form of a value in JSON that the codec reads as exactly this type, and how its text is converted."""
