@@ -57,6 +57,35 @@ def test_a_slot_that_is_released_at_the_moment_of_the_timeout_is_taken(monkeypat
     assert slots.acquire(timeout=0.01)
 
 
+class InterruptedLock:
+    """A lock where Ctrl-C arrives when it is released, once it is armed."""
+
+    is_armed = False
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if self.is_armed:
+            InterruptedLock.is_armed = False
+            raise KeyboardInterrupt
+
+
+def test_a_thread_that_is_interrupted_while_it_takes_a_free_slot_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Lock", InterruptedLock)
+    slots = ConnectionSlots(1)
+    monkeypatch.setattr(InterruptedLock, "is_armed", True)
+
+    with pytest.raises(KeyboardInterrupt):
+        slots.acquire(timeout=0)
+
+    assert slots.acquire(timeout=0)
+
+
 def test_a_thread_that_is_interrupted_while_it_waits_takes_no_slot() -> None:
     slots, main = ConnectionSlots(1), threading.get_ident()
     assert slots.acquire(timeout=0)

@@ -27,16 +27,18 @@ class ConnectionSlots:
     def acquire(self, *, timeout: float) -> bool:
         """Take a slot; return False if none was free for *timeout* seconds."""
         turn: threading.Event | None = None
+        is_taken = False
         try:
             with self._lock:
                 if self._free:  # then no thread waits
                     self._free -= 1
+                    is_taken = True
                     return True
                 turn = threading.Event()
                 self._waiting.append(turn)
             turn.wait(timeout)
         except BaseException:  # Ctrl-C
-            if turn is not None and self._end_wait(turn):
+            if is_taken or (turn is not None and self._end_wait(turn)):
                 self.release()
             raise
         return self._end_wait(turn)
