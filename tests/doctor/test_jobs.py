@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
+from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.messages import DeliveryNote, DeliveryRole
 from taskharbor.core.model import Schedule, WorkerRecord
 from taskharbor.core.outcome import Outcome
@@ -19,6 +20,8 @@ from tests.conformance import test_drivers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from taskharbor.drivers.base import Inspector
 
 KEEP: Final = timedelta(days=7)
 A_MOMENT: Final = timedelta(seconds=1)
@@ -93,7 +96,7 @@ def test_a_queue_without_a_worker_is_reported_until_one_lives(subject: Subject) 
     subject.advance(OVERDUE_AFTER)
     found = problem(subject, "queues")
     assert found.level is Level.FAIL
-    assert found.text.startswith("queue 'default' has 1 waiting jobs and no live worker; the oldest has been due for ")
+    assert found.text.startswith("queue 'default' has 1 waiting job and no live worker; the oldest has been due for ")
 
     record_worker(subject)
     assert is_ok(subject, "queues")
@@ -109,7 +112,9 @@ def test_a_paused_queue_with_due_jobs_is_reported_until_it_is_resumed(subject: S
     subject.advance(OVERDUE_AFTER)
     record_worker(subject)
 
-    assert problem(subject, "queues").text.startswith("queue 'default' was paused by ada; 1 jobs wait")
+    assert problem(subject, "queues").text.startswith(
+        "queue 'default' was paused by ada; it has 1 waiting job, the oldest"
+    )
 
     subject.driver.control.resume(["default"])
     assert is_ok(subject, "queues")
@@ -159,10 +164,47 @@ def test_expired_leases_that_are_not_ended_are_reported(subject: Subject) -> Non
     assert is_ok(subject, "leases")
 
     subject.advance(A_MOMENT)
-    assert problem(subject, "leases").text.startswith("1 leases have expired, the first one ")
+    assert problem(subject, "leases").text.startswith("1 lease expired without being ended, the first one ")
 
     subject.driver.maintenance.expire(limit=10)
     assert is_ok(subject, "leases")
+
+
+def test_a_forgotten_lease_is_found_behind_many_running_jobs(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "SAMPLE", 2)
+    subject.bring(Status.PROCESSING)
+    subject.advance(LEASE + OVERDUE_AFTER + A_MOMENT)
+    for _ in range(4):
+        subject.insert()
+    assert len(subject.reserve(limit=4, reclaim=False)) == 4
+
+    assert problem(subject, "leases").text.startswith("1 lease expired without being ended, the first one ")
+
+    subject.driver.maintenance.expire(limit=10)
+    assert is_ok(subject, "leases")
+
+
+def test_a_store_that_cannot_be_read_is_a_finding(subject: Subject) -> None:
+    inspector = Unreadable(subject.driver.inspector)
+
+    [found] = check_jobs(cast("Inspector", inspector), keep=KEEP)
+
+    assert (found.check, found.level) == ("jobs", Level.FAIL)
+    assert found.text == "it could not be checked: store unavailable: locked"
+    assert "'locks'" in found.remedy
+
+
+class Unreadable:
+    """An inspector whose table of workers is locked."""
+
+    def __init__(self, inspector: Inspector) -> None:
+        self._inspector = inspector
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inspector, name)
+
+    def workers(self) -> None:
+        raise StoreUnavailable("locked")
 
 
 def test_lost_slots_are_reported_until_the_worker_restarts(subject: Subject) -> None:

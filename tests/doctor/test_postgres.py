@@ -10,12 +10,13 @@ import psycopg
 import pytest
 
 from taskharbor.core.model import WorkerRecord
-from taskharbor.doctor import Finding, Level, postgres, postgres_tables
+from taskharbor.doctor import Finding, Level, postgres, postgres_session, postgres_tables
 from taskharbor.doctor.examination import examine
 from taskharbor.doctor.postgres import check_operation, check_server
 from taskharbor.drivers import migrate
 from taskharbor.drivers.connect import connect, postgres_address
 from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.testing.conformance.subject import new_job
 from taskharbor.testing.postgres import PostgresServer
 from tests.support.pgbouncer import pooler
 from tests.support.postgres import schema_at
@@ -97,6 +98,24 @@ BROKEN: Final = [
         "ALTER TABLE th_jobs_dead DISABLE TRIGGER th_jobs_death",
         "ALTER TABLE th_jobs_dead ENABLE TRIGGER th_jobs_death",
         "trigger th_jobs_death of th_jobs_dead is disabled",
+    ),
+    (
+        "indexes",
+        "ALTER TABLE th_keys DROP CONSTRAINT th_keys_pkey",
+        "ALTER TABLE th_keys ADD PRIMARY KEY (key, queue)",
+        "index th_keys_pkey is missing",
+    ),
+    (
+        "indexes",
+        "ALTER TABLE th_workers DROP CONSTRAINT th_workers_pkey",
+        "ALTER TABLE th_workers ADD PRIMARY KEY (id)",
+        "index th_workers_pkey is missing",
+    ),
+    (
+        "triggers",
+        "ALTER TABLE th_jobs_waiting DISABLE TRIGGER th_jobs_waiting_change",
+        "ALTER TABLE th_jobs_waiting ENABLE TRIGGER th_jobs_waiting_change",
+        "trigger th_jobs_waiting_change of th_jobs_waiting is disabled",
     ),
     (
         "triggers",
@@ -261,6 +280,35 @@ def test_a_transaction_that_has_locked_jobs_is_named_until_it_ends(url: str, mon
         assert found.remedy == f"end it: SELECT pg_terminate_backend({db.info.backend_pid})"
 
     assert problems(url, "locks") == []
+
+
+def test_jobs_that_no_janitor_has_counted_are_reported(url: str) -> None:
+    execute(url, "CREATE DATABASE uncounted")
+    migrate.migrate_up(schema_at(other := make_conninfo_db(url, "uncounted")), MIGRATIONS)
+    execute(other, SAFE.replace("jobs", "uncounted"))
+    with closing(connect(other)) as driver:
+        long_ago = driver.inspector.now() - timedelta(minutes=10)
+        driver.insert([new_job(queue="mail", scheduled_for=long_ago)])
+
+    [found] = [each for each in examine(other, keep=KEEP) if each.level is not Level.OK]
+
+    assert (found.check, found.level) == ("queues", Level.FAIL)
+    assert found.text == "queue 'mail' has waiting jobs and no live worker; the oldest has been due for 10 min"
+
+
+def test_a_locked_table_is_reported_with_who_has_locked_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "LONG_LOCK", timedelta(0))
+    monkeypatch.setattr(postgres_session, "_STATEMENT_TIMEOUT", "SET statement_timeout = '500ms'")
+    with psycopg.connect(url) as db:
+        db.execute("LOCK TABLE th_workers IN ACCESS EXCLUSIVE MODE")
+
+        found = {each.check: each for each in examine(url, keep=KEEP) if each.level is not Level.OK}
+
+        assert found.keys() == {"connections", "locks", "jobs"}
+        assert found["locks"].remedy == f"end it: SELECT pg_terminate_backend({db.info.backend_pid})"
+        assert "'locks'" in found["jobs"].remedy
+
+    assert [each for each in examine(url, keep=KEEP) if each.level is not Level.OK] == []
 
 
 def test_an_old_transaction_is_named_with_its_process(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

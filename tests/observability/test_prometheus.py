@@ -155,6 +155,12 @@ def test_every_event_is_counted_or_known_to_have_no_metric(metrics: PrometheusHo
     assert {*metrics._counters} == {*hooks.HookEvent.__args__} - uncounted  # noqa: SLF001
 
 
+@pytest.mark.parametrize("result", ["published", "failed", "given_up"])
+def test_results_of_publishing_are_counted_from_zero(metrics: PrometheusHook, result: str) -> None:
+    """An alert on increase() misses what was counted before the first scrape of a series."""
+    assert metrics.registry.get_sample_value("taskharbor_dead_letter_events_total", {"result": result}) == 0
+
+
 def test_a_value_is_counted_in_the_buckets_from_its_bound_on(metrics: PrometheusHook) -> None:
     seconds = [0.05, 0.050001, 0.0, 4_000.0, 0.001]
     random.Random(1).shuffle(seconds)

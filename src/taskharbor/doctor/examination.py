@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from taskharbor.core.errors import TaskHarborError
@@ -79,5 +79,10 @@ def _contents(url: str, keep: timedelta) -> Iterator[Finding]:
         from taskharbor.doctor.postgres import check_operation  # noqa: PLC0415  as above
 
         yield from check_operation(postgres_address(url), keep=keep)
-    with closing(connect(url)) as driver:
+    with ExitStack() as opened:
+        try:
+            driver = opened.enter_context(closing(connect(url)))
+        except TaskHarborError as error:  # what was found so far must not be lost
+            yield Finding("jobs", Level.FAIL, f"it could not be checked: {error}")
+            return
         yield from check_jobs(driver.inspector, keep=keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from taskharbor.core.model import WorkerRecord
-    from taskharbor.core.results import QueueStats
+    from taskharbor.core.results import JobSummary, QueueStats
     from taskharbor.doctor.findings import Problem
     from taskharbor.drivers.base import Inspector
 
@@ -26,13 +27,26 @@ OVERDUE_AFTER: Final = timedelta(minutes=1)
 """How long jobs and schedules may be overdue, and leases expired, before that is a problem."""
 PUBLISHER_LATE_AFTER: Final = timedelta(minutes=10)
 SAMPLE: Final = 200
-"""The number of jobs of a queue, or of running jobs, that are examined."""
+"""The number of jobs of a queue that are examined, and of jobs in one read."""
+MAX_RUNNING: Final = 10_000
+"""The number of running jobs whose leases are examined."""
 MAX_NAMED: Final = 5
+_SEE_LOCKS: Final = "see the findings above, and the check 'locks' for who has locked the tables; then run this again"
 
 
 def check_jobs(inspector: Inspector, *, keep: timedelta, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
     """Check queues, types, leases, workers, schedules, delivery, dead letters, their events, and retention."""
-    now, workers, queues = inspector.now(), inspector.workers(), inspector.queues()
+    read: list[tuple[datetime, Sequence[QueueStats], Sequence[WorkerRecord]]] = []
+
+    def read_all() -> Iterator[Problem]:
+        read.append((inspector.now(), inspector.queues(), inspector.workers()))
+        return iter(())
+
+    for finding in run_check("jobs", "they can be read", read_all):
+        if finding.level is not Level.OK:  # what follows needs them, and would fail in the same way
+            yield replace(finding, remedy=_SEE_LOCKS)
+            return
+    [(now, queues, workers)] = read
     alive = [each for each in workers if is_alive(each, now)]
     yield from run_check("clock", "the clocks of this machine and the store agree", lambda: _clock(inspector, clock))
     yield from run_check(
@@ -72,20 +86,22 @@ def _clock(inspector: Inspector, clock: Callable[[], float]) -> Iterator[Problem
 def _queues(queues: Sequence[QueueStats], alive: Sequence[WorkerRecord], now: datetime) -> Iterator[Problem]:
     served = {name for worker in alive for name in worker.queues}
     for queue in queues:
-        waiting = sum(queue.counts.get(status, 0) for status in WAITING)
-        if not waiting or queue.oldest_due is None or queue.oldest_due > now - OVERDUE_AFTER:
+        if queue.oldest_due is None or queue.oldest_due > now - OVERDUE_AFTER:
             continue
+        # Janitors keep the counts current. Without any, new jobs are not counted; their due time is always read.
+        count = sum(queue.counts.get(status, 0) for status in WAITING)
+        waiting = plural(count, "waiting job") if count else "waiting jobs"
         for_ = f"the oldest has been due for {duration_text((now - queue.oldest_due).total_seconds())}"
         if queue.paused_at is not None:
             yield (
                 Level.WARN,
-                f"queue {queue.name!r} was paused by {queue.paused_by}; {waiting:,} jobs wait, {for_}",
+                f"queue {queue.name!r} was paused by {queue.paused_by}; it has {waiting}, {for_}",
                 f"taskharbor queues resume {queue.name}",
             )
         elif queue.name not in served:
             yield (
                 Level.FAIL,
-                f"queue {queue.name!r} has {waiting:,} waiting jobs and no live worker; {for_}",
+                f"queue {queue.name!r} has {waiting} and no live worker; {for_}",
                 f"start one: taskharbor worker -q {queue.name}",
             )
 
@@ -95,7 +111,7 @@ def _types(
 ) -> Iterator[Problem]:
     for queue in queues:
         serving = [each for each in alive if queue.name in each.queues]
-        if not serving or not any(queue.counts.get(status, 0) for status in WAITING):
+        if not serving or queue.oldest_due is None:
             continue
         handled = {job_type for each in serving for job_type in each.types}
         # Unhandled jobs stay at the head of their priority; those of a lower one are found if they are new.
@@ -111,19 +127,29 @@ def _types(
 
 
 def _leases(inspector: Inspector, now: datetime) -> Iterator[Problem]:
-    page = inspector.find(JobFilter(statuses=frozenset({Status.PROCESSING})), limit=SAMPLE)
     late = [
         each.lease_expires_at
-        for each in page.jobs
+        for each in _running(inspector)
         if each.lease_expires_at is not None and each.lease_expires_at < now - OVERDUE_AFTER
     ]
     if late:
         ago = duration_text((now - min(late)).total_seconds())
         yield (
             Level.FAIL,
-            f"{len(late):,} leases have expired, the first one {ago} ago and are not ended",
+            f"{plural(len(late), 'lease')} expired without being ended, the first one {ago} ago",
             "start a worker or 'taskharbor janitor'; a paused queue keeps its expired leases until it is resumed",
         )
+
+
+def _running(inspector: Inspector) -> Iterator[JobSummary]:
+    """Return running jobs, newest first. Forgotten leases are those of the oldest ones."""
+    running, after = JobFilter(statuses=frozenset({Status.PROCESSING})), None
+    for _ in range(MAX_RUNNING // SAMPLE):
+        page = inspector.find(running, limit=SAMPLE, after=after)
+        yield from page.jobs
+        after = page.after
+        if after is None:
+            return
 
 
 def _workers(alive: Sequence[WorkerRecord]) -> Iterator[Problem]:

@@ -28,7 +28,11 @@ MAX_NAMED: Final = 5
 NOTIFY_SECONDS: Final = 2.0
 _NEEDED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _INDEX: Final = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+)", re.MULTILINE)
-_TRIGGER: Final = re.compile(r"^CREATE TRIGGER (\w+) (?:BEFORE|AFTER) \w+ ON (\w+)", re.MULTILINE)
+_TABLE: Final = re.compile(r"^CREATE TABLE (\w+) \(.*?^\)", re.MULTILINE | re.DOTALL)
+_PRIMARY_KEY: Final = re.compile(
+    r"^ +(?:PRIMARY KEY \(.*?\)(?: INCLUDE \(.*?\))?|(\w+) .*\bPRIMARY KEY\b)", re.MULTILINE
+)
+_TRIGGER: Final = re.compile(r"^CREATE TRIGGER (\w+) (?:BEFORE|AFTER) \w+(?: OF [\w, ]+)? ON (\w+)", re.MULTILINE)
 
 
 def check_server(address: ServerAddress) -> Iterator[Finding]:
@@ -153,12 +157,22 @@ def _indexes(db: psycopg.Connection) -> Iterator[Problem]:
             name = _INDEX.match(statement)
             if name is not None and name[1] not in found:
                 yield Level.FAIL, f"index {name[1]} is missing", " ".join(statement.split())
+        for table, definition in _primary_keys(migration.sql):
+            if f"{table}_pkey" not in found:
+                yield Level.FAIL, f"index {table}_pkey is missing", f"ALTER TABLE {table} ADD {definition};"
     for (leaf,) in fetch(db, _LEAVES):
         if f"{leaf}_id" not in found:
             yield Level.FAIL, f"index {leaf}_id is missing", f"CREATE UNIQUE INDEX {leaf}_id ON {leaf} (id);"
     for name_, is_valid in found.items():
         if not is_valid:
             yield Level.FAIL, f"index {name_} is invalid", f"REINDEX INDEX CONCURRENTLY {name_}"
+
+
+def _primary_keys(sql: str) -> Iterator[tuple[str, str]]:
+    """Return each table that *sql* makes with a primary key, and the definition of that key."""
+    for table in _TABLE.finditer(sql):
+        if (key := _PRIMARY_KEY.search(table[0])) is not None:
+            yield table[1], f"PRIMARY KEY ({key[1]})" if key[1] else key[0].strip()
 
 
 def _triggers(db: psycopg.Connection) -> Iterator[Problem]:

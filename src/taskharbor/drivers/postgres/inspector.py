@@ -188,6 +188,9 @@ class PostgresInspector:
         known AS (
             SELECT name FROM counted
              UNION
+            -- Without a live janitor, nothing counts the first jobs of a new queue.
+            SELECT queue FROM lane
+             UNION
             SELECT name FROM th_queues
         )
         SELECT name, counts, oldest, paused_at, paused_by, paused_reason, paused_until

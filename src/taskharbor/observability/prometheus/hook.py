@@ -151,6 +151,8 @@ class PrometheusHook:
         self._messages_declined = counter("sqs_messages_declined", "Jobs of messages that were declined.", "queue")
         self._messages_deleted = counter("sqs_messages_deleted", "Messages deleted.", "queue")
         self._dead_events = counter("dead_letter_events", "Tries to publish dead-letter events.", "result")
+        for result in ("published", "failed", "given_up"):
+            self._dead_events.labels(result)  # from zero: increase() in an alert misses a series that begins above it
 
     def _make_process_metrics(self) -> None:
         self._available = self._gauge("service_available", "Whether calls of a service succeed: 1 or 0.", "service")

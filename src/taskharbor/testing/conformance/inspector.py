@@ -193,6 +193,17 @@ def test_queues_are_listed_by_name(subject: Subject) -> None:
     assert [queue.name for queue in queues] == list("abcdefgh")
 
 
+def test_a_new_queue_is_listed_before_its_jobs_are_counted(subject: Subject) -> None:
+    """Janitors count the jobs: if all have died, operators must still see that jobs wait."""
+    now = subject.clock.now()
+    subject.insert(queue="mail")
+    subject.insert(queue="later", scheduled_for=now + _SECOND)
+
+    queues = subject.driver.inspector.queues()
+
+    assert [(queue.name, queue.oldest_due) for queue in queues] == [("later", None), ("mail", now)]
+
+
 def test_a_queues_stats_count_its_jobs_in_each_state(subject: Subject) -> None:
     now = subject.clock.now()
     subject.bring(Status.CANCELED, queue="mail")
