@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,14 @@ import pytest
 from taskharbor import MemoryDriver
 from taskharbor.core.model import WorkerRecord
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Status
+from taskharbor.drivers.memory.inspector import MemoryInspector
 from taskharbor.schedules import Scheduler, ScheduleSpec
 from taskharbor.testing.clock import ManualClock
 from tests.support.api_rig import opened, problem
 
 if TYPE_CHECKING:
+    from taskharbor.core.results import QueueStats
     from tests.support.api_rig import ApiRig
 
 NIGHTLY = {"cron": "0 2 * * *", "timezone": "Europe/Paris", "type": "reports.nightly", "payload": {"n": 1}}
@@ -122,6 +126,21 @@ def test_jobs_for_later_and_an_empty_queue_need_no_worker(site: ApiRig) -> None:
 
     assert site.get("/v1/queues/default/scaling").json()["suggested_workers"] == 0
     assert site.get("/v1/queues/nothing/scaling").json()["suggested_workers"] == 0
+
+
+def test_a_queue_whose_jobs_are_not_counted_needs_a_worker(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Janitors count jobs, and are part of workers: an autoscaler would never start the first one."""
+    listed = MemoryInspector.queues
+
+    def uncounted(inspector: MemoryInspector) -> list[QueueStats]:
+        return [replace(each, counts=dict.fromkeys(Status, 0)) for each in listed(inspector)]
+
+    monkeypatch.setattr(MemoryInspector, "queues", uncounted)
+    site.create()
+
+    result = site.get("/v1/queues/default/scaling").json()
+
+    assert (result["backlog"], result["workers"], result["suggested_workers"]) == (1, 0, 1)
 
 
 def test_workers_are_listed_with_their_state(site: ApiRig) -> None:

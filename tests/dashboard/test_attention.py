@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from taskharbor import Harbor, MemoryDriver
 from taskharbor.core.model import Schedule
 from taskharbor.core.outcome import Outcome
+from taskharbor.core.states import Status
 from taskharbor.core.statistics import MINUTE, Metric, StatisticTally, begin_of
 from taskharbor.dashboard.attention import RULES, calm_sentence, find_attention, read_facts
 from taskharbor.testing.clock import ManualClock
@@ -197,6 +199,17 @@ def test_a_queue_paused_for_over_an_hour_needs_attention(store: BrokenStore) -> 
 
     store.driver.control.resume(["default"])
     assert "long-pause" not in store.tripped()
+
+
+def test_a_backlog_that_no_janitor_has_counted_needs_attention(store: BrokenStore) -> None:
+    store.enqueue(queue="payments")
+    store.clock.advance(20)
+    facts = read_facts(store.driver.inspector)
+    uncounted = [replace(each, counts=dict.fromkeys(Status, 0)) for each in facts.queues]
+
+    [found] = find_attention(replace(facts, queues=uncounted))
+
+    assert found.text == "jobs wait, and no live worker serves it; oldest wait 20 s"
 
 
 def test_every_rule_has_an_id_and_a_way_out() -> None:

@@ -52,6 +52,22 @@ def check_read_only(folder: Path) -> list[str]:
     return levels
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("index", "th_jobs_waiting"), ("trigger", "th_jobs_death"), ("trigger", "th_jobs_transition")]
+)
+def test_a_missing_index_or_trigger_is_reported_until_its_remedy_is_run(file: Path, kind: str, name: str) -> None:
+    with closing(sqlite3.connect(file)) as db:
+        [(before,)] = db.execute("SELECT sql FROM sqlite_master WHERE name = ?", [name])
+        db.execute(f"DROP {kind} {name}")
+        [found] = problems(file, "indexes")
+        assert (found.level, found.text) == (Level.FAIL, f"{kind} {name} is missing")
+
+        db.executescript(found.remedy)
+
+        assert problems(file, "indexes") == []
+        assert db.execute("SELECT sql FROM sqlite_master WHERE name = ?", [name]).fetchall() == [(before,)]
+
+
 def test_another_journal_mode_is_reported_until_a_driver_opens_the_file(file: Path) -> None:
     with closing(sqlite3.connect(file)) as db:
         db.execute("PRAGMA journal_mode = DELETE")

@@ -175,10 +175,12 @@ def _queue_checks(facts: Facts) -> Iterator[Attention]:
         wait = None if queue.oldest_due is None else facts.now - queue.oldest_due
         if queue.paused_at is not None:
             yield from _paused(facts, queue, path, waiting)
-        elif wait is None or not waiting:
+        elif wait is None:
             continue
         elif not served:
-            text = f"{plural(waiting, 'job')} {_waits(waiting)}, and no live worker serves it; oldest wait {span(wait)}"
+            # Without a janitor nothing counts new jobs.
+            jobs = f"{plural(waiting, 'job')} {_waits(waiting)}" if waiting else "jobs wait"
+            text = f"{jobs}, and no live worker serves it; oldest wait {span(wait)}"
             yield Attention(rule=NO_WORKER, subject=queue.name, text=text, path=path, link="Queue")
         else:
             yield from _served(facts, queue, served, wait)

@@ -17,8 +17,8 @@ from taskharbor.doctor.findings import Finding, Level, run_check
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from taskharbor.core.model import WorkerRecord
-    from taskharbor.core.results import JobSummary, QueueStats
+    from taskharbor.core.model import JobSummary, WorkerRecord
+    from taskharbor.core.results import QueueStats
     from taskharbor.doctor.findings import Problem
     from taskharbor.drivers.base import Inspector
 
@@ -31,7 +31,7 @@ SAMPLE: Final = 200
 MAX_RUNNING: Final = 10_000
 """The number of running jobs whose leases are examined."""
 MAX_NAMED: Final = 5
-_SEE_LOCKS: Final = "see the findings above, and the check 'locks' for who has locked the tables; then run this again"
+_SEE_LOCKS: Final = "remove the cause, which may be among the findings above ('locks', 'indexes'); then run this again"
 
 
 def check_jobs(inspector: Inspector, *, keep: timedelta, clock: Callable[[], float] = time.time) -> Iterator[Finding]:

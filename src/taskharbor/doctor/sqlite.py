@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.doctor.findings import Finding, Level, run_check
+from taskharbor.drivers.sqlite.schema import MIGRATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ def check_file(file: Path) -> Iterator[Finding]:
     """Check the file, its write-ahead log, and its disk."""
     yield from run_check("file", f"{file} can be written", lambda: _file(file))
     yield from run_check("journal mode", "the journal mode is WAL", lambda: _journal(file))
+    yield from run_check("indexes", "all indexes and triggers exist", lambda: _objects(file))
     yield from run_check("write-ahead log", "the write-ahead log is small", lambda: _log(file))
     yield from run_check("file system", "the file is on a local file system", lambda: _file_system(file))
     yield from run_check("free space", "there is enough free space", lambda: _space(file))
@@ -49,6 +51,24 @@ def _journal(file: Path) -> Iterator[Problem]:
             f"the journal mode is {mode}: readers and writers wait for each other",
             "close all programs that use the file, and start a worker: it sets the mode to WAL",
         )
+
+
+def _objects(file: Path) -> Iterator[Problem]:
+    """Compare the file with one that has just been migrated to its version."""
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db:
+        found = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        if "th_migrations" not in found:
+            return
+        [version] = db.execute("SELECT max(number) FROM th_migrations").fetchone()
+    if version is None or version > len(MIGRATIONS):
+        return  # the check of the schema says so
+    with closing(sqlite3.connect(":memory:")) as db:
+        for migration in MIGRATIONS[:version]:
+            db.executescript(migration.sql)
+        wanted = db.execute("SELECT name, type, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL")
+        for name, kind, sql in wanted:
+            if name not in found:
+                yield Level.FAIL, f"{kind} {name} is missing", f"{sql};"
 
 
 def _log(file: Path) -> Iterator[Problem]:

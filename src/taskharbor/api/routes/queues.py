@@ -107,7 +107,8 @@ async def scaling(
 def _scaling(inspector: Inspector, name: str, jobs_per_worker: int) -> dict[str, Any]:
     queue = next((each for each in inspector.queues() if each.name == name), None) or empty_queue(name)
     now = inspector.now()
-    backlog = sum(queue.counts.get(status, 0) for status in WAITING)
+    # The counts are kept by janitors, which are part of workers: without any worker, only the due time shows new jobs.
+    backlog = max(sum(queue.counts.get(status, 0) for status in WAITING), int(queue.oldest_due is not None))
     running = queue.counts.get(Status.PROCESSING, 0)
     # Jobs that are not due need no worker; the store knows whether any job is due, but not how many.
     due = backlog if queue.oldest_due is not None and queue.paused_at is None else 0
