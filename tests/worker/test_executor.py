@@ -268,3 +268,27 @@ def test_an_error_before_the_handler_is_the_outcome_and_frees_the_place(run: Cal
 
     outcomes = [(execution.claim.job.id, outcome and outcome.event) for execution, outcome in stages.outcomes]
     assert outcomes == [(job_id, Event.RETRY) for job_id in ids]
+
+
+def test_a_late_return_of_an_async_handler_is_no_success() -> None:
+    driver, runtime = MemoryDriver(), Busy()
+    Client(driver).enqueue(JobRequest(type="run", timeout=MINUTE))
+    claims = driver.reserve("default", token=new_token(), worker="w", lease=MINUTE, limit=1, overdue_after=MINUTE)
+
+    async def run(_job: Job) -> str:
+        [execution] = executions
+        execution.times_out_at = runtime.monotonic()  # as if the handler had blocked the event loop for a minute
+        return "late"
+
+    handlers, stages = HandlerRegistry(), StageRecorder()
+    handlers.register("run", run)
+    services = HandlerServices(driver, JsonCodec(), save=lambda _execution, _progress: None)
+    executor = Executor(runtime, handlers, stages, services, prefetch=no_prefetch(runtime, concurrency=1))
+    executions = [Execution(claim, ends_at=inf, times_out_at=None) for claim in claims]
+
+    executor.start(executions)
+    runtime.work()
+
+    [(_, outcome)] = stages.outcomes
+    assert outcome is not None
+    assert (outcome.event, outcome.failure and outcome.failure.type) == (Event.RETRY, "taskharbor.JobTimedOut")

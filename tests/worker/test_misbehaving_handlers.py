@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -13,8 +14,13 @@ from taskharbor.core.states import Status
 from tests.support.worker_rig import LIMIT_SECONDS, ended, enqueue, running_worker
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
+
+
+BRIEF: Final = timedelta(milliseconds=500)
 
 
 class _Unprintable(Exception):
@@ -180,17 +186,29 @@ def test_a_handler_that_stops_the_event_loop_does_no_harm(driver: Driver) -> Non
     assert _job_of(driver, bad).status is Status.SUCCEEDED
 
 
-def test_a_handler_that_swallows_its_cancellation_ends_as_it_likes(driver: Driver) -> None:
-    async def bad(_job: Job) -> str:
-        try:
-            await asyncio.sleep(LIMIT_SECONDS)
-        except asyncio.CancelledError:
-            return "not stopped"
-        return "not canceled"
+async def _swallows(_job: Job) -> str:
+    try:
+        await asyncio.sleep(LIMIT_SECONDS)
+    except asyncio.CancelledError:
+        return "not stopped"
+    return "not canceled"
 
-    job = _job_of(driver, bad, timeout=timedelta(milliseconds=500))
 
-    assert (job.status, job.result) == (Status.SUCCEEDED, b'"not stopped"')
+async def _blocks(_job: Job) -> str:
+    until = time.monotonic() + 2 * BRIEF.total_seconds()
+    while time.monotonic() < until:
+        threading.Event().wait(0.01)
+    return "not stopped"
+
+
+@pytest.mark.parametrize("bad", [_swallows, _blocks])
+def test_an_async_handler_that_returns_after_its_timeout_is_recorded_as_timed_out(
+    bad: Callable[[Job], Awaitable[str]], driver: Driver
+) -> None:
+    job = _job_of(driver, bad, timeout=BRIEF)
+
+    assert (job.status, job.result) == (Status.DEAD, None)
+    assert "ran longer than its timeout" in (job.last_error or "")
 
 
 def test_a_handler_whose_own_task_was_cancelled_has_failed(driver: Driver) -> None:

@@ -125,7 +125,7 @@ class Execution:
         self.stop(StopReason.TIMEOUT)
 
     def returned(self, now: float) -> bool:
-        """Record that its sync handler has returned or raised; return whether that was after its timeout."""
+        """Record that its handler has returned or raised; return whether that was after its timeout."""
         self.thread = None
         is_late = self.times_out_at is not None and self.times_out_at <= now
         if is_late:

@@ -277,7 +277,9 @@ class Executor:
                     self._spans.begin(execution)  # each asyncio task has its own context
                 attempt = self.enter_attempt(execution, handler)
                 result = await handler.call(execution.claim.job, Context(execution, self._services))
-                self._recorder.put(execution, self._succeeded(execution, result))
+                # It may have swallowed its cancellation, or blocked the event loop past its timeout.
+                is_late = execution.times_out_at is not None and execution.returned(self._runtime.monotonic())
+                self._recorder.put(execution, self._succeeded(execution, result, is_late=is_late))
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would let these end its loop
             self._recorder.put(execution, self.failed(execution, HandlerExited(repr(error))))
         except asyncio.CancelledError as error:
