@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
@@ -77,8 +77,10 @@ class PostgresTransaction:
         # Not connection.cursor(): the cursor class of Django's connections returns no binary results.
         with Cursor(self._connection, row_factory=tuple_row) as cursor:
             cursor.adapters.register_dumper(UuidArray, UuidArrayDumper)
-            # Never prepared: the connection may go through a pooler.
-            cursor.execute(query, values, prepare=False, binary=True)
+            # An inner pipeline ends with the answers; an outer one would keep them back.
+            with self._connection.pipeline() if self._connection.info.pipeline_status else nullcontext():
+                # Never prepared: the connection may go through a pooler.
+                cursor.execute(query, values, prepare=False, binary=True)
             return [] if cursor.rownumber is None else cursor.fetchall()
 
 
@@ -118,7 +120,8 @@ class AsyncPostgresTransaction:
         query, values = self._connections.qualified(statement), self._connections.with_now(parameters)
         async with AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
             cursor.adapters.register_dumper(UuidArray, UuidArrayDumper)
-            await cursor.execute(query, values, prepare=False, binary=True)
+            async with self._connection.pipeline() if self._connection.info.pipeline_status else nullcontext():
+                await cursor.execute(query, values, prepare=False, binary=True)
             return [] if cursor.rownumber is None else await cursor.fetchall()
 
 
