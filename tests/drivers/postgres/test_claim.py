@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 
 from taskharbor.core.ids import new_job_id, new_token
 from taskharbor.core.model import Claim, Lease
+from taskharbor.core.results import RefusalReason
 from taskharbor.drivers.backlogs import position_of
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.rows import UuidArray, UuidArrayDumper, uuids
@@ -61,6 +62,25 @@ def test_every_claimable_row_is_claimed_as_it_is_stored(driver: PostgresDriver, 
         assert claim.job.data == {"n": 1}
     if statuses == WAITING:
         assert claims == sorted(claims, key=position_of)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", ["ENQUEUED", "PROCESSING"])
+def test_a_locked_job_is_refused_by_message_and_the_others_are_claimed(driver: PostgresDriver, status: str) -> None:
+    rng = Random(status)
+    first, locked, last = _insert_rows(driver, [_row(rng, status) for _ in range(3)])
+
+    with psycopg.connect(driver._connections.address.url) as other:  # noqa: SLF001  the same database
+        other.execute("SELECT FROM th_jobs WHERE id = %s FOR UPDATE", [locked])
+        answers = _claim(driver, "claim", [first, locked, last], token=new_token())
+    [later] = _claim(driver, "claim", [locked], token=new_token())
+
+    assert [answer.job.id if isinstance(answer, Claim) else answer.reason for answer in answers] == [
+        first,
+        RefusalReason.LEASED,
+        last,
+    ]
+    assert [answer.until for answer in answers if not isinstance(answer, Claim)] == [NOW]  # its message comes soon
+    assert isinstance(later, Claim)
 
 
 def test_ids_are_sent_as_one_binary_parameter() -> None:

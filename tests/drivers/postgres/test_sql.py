@@ -218,7 +218,10 @@ def while_locked(url: str, statement: str, values: Sequence[Any], call: Callable
         return answer.result(LIMIT_SECONDS)
 
 
-def test_an_expired_lease_reclaimed_by_another_session_meanwhile_is_not_claimed(subject: Subject, url: str) -> None:
+def test_an_expired_lease_reclaimed_by_another_session_meanwhile_is_not_claimed(
+    subject: Subject, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskharbor.drivers.postgres.claim.LOCK_TIMEOUT", "10s")  # this machine may be slow
     job_id = subject.bring(Status.PROCESSING)
     subject.advance(LEASE)
     token = new_token()
