@@ -152,12 +152,19 @@ def to_callable(publisher: Publisher) -> Publish:
 
     def publish(event: DeadTaskEvent) -> ItemFailure | None:
         try:
-            publisher(event)
+            returned = publisher(event)
         except Exception as error:  # noqa: BLE001  user code: the event is retried whatever it raises
             return ItemFailure(type(error).__name__, str(Failure.of(error)), is_permanent=False)
+        if inspect.isawaitable(returned):  # of a lambda or a wrapper around a coroutine function: nothing was published
+            if inspect.iscoroutine(returned):
+                returned.close()  # otherwise Python warns that it was not awaited
+            return ItemFailure("UsageError", _AWAITABLE, is_permanent=False)
         return None
 
     return lambda events: [publish(event) for event in events]
+
+
+_AWAITABLE: Final = "the publisher returned an awaitable, which nothing awaits; it must be a sync function"
 
 
 def check_publisher(publisher: Publisher) -> None:

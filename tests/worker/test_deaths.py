@@ -329,6 +329,16 @@ def test_a_publisher_that_cannot_be_called_or_must_be_awaited_is_refused(publish
         Worker(MemoryDriver(), publisher=publisher)
 
 
+def test_an_event_whose_publisher_returns_an_awaitable_is_not_published() -> None:
+    def publish(event: DeadTaskEvent) -> object:
+        return publish_async(event)
+
+    [answer] = to_callable(publish)([cast("DeadTaskEvent", None)])
+
+    assert answer is not None
+    assert "must be a sync function" in answer.reason
+
+
 def test_where_no_publisher_is_known_events_are_closed_and_hold_nothing_back() -> None:
     clockwork = Clockwork()
     janitor = clockwork.janitor()
