@@ -203,10 +203,10 @@ class Checker:
             if call.arguments["token"] in self.tokens:
                 self._wrong(call, "a token was used twice")
             self.tokens.add(call.arguments["token"])
-        named = (
-            [getattr(each, "lease", each).job_id for each in call.arguments["what"]] if call.verb in BATCH_VERBS else []
-        )
-        if len(set(named)) < len(named):
+        leases = [getattr(each, "lease", each) for each in call.arguments["what"]] if call.verb in BATCH_VERBS else []
+        # A settle may have outcomes of two leases of a job that was reclaimed.
+        named = {(each.job_id, each.token if call.verb == "settle" else None) for each in leases}
+        if len(named) < len(leases):
             self._wrong(call, "one call names a job twice")
         for each in call.arguments["what"] if call.verb == "settle" else ():
             key, event = (each.lease.job_id, each.lease.token), each.outcome.event

@@ -142,7 +142,9 @@ def _extend(call: DriverCall, before: Job, after: Job) -> list[str]:
 
 
 def _settle(call: DriverCall, before: Job, after: Job) -> list[str]:
-    settlement: Settlement = next(each for each in call.arguments["what"] if each.lease.job_id == before.id)
+    # A call may have outcomes of two leases of a job. The one that changed the row is that of its token.
+    settlements: list[Settlement] = [each for each in call.arguments["what"] if each.lease.job_id == before.id]
+    settlement = next((each for each in settlements if each.lease.token == before.lease_token), settlements[0])
     event, delay = settlement.outcome.event, after.scheduled_for - call.at
     has_begun = settlement.outcome.bound is not None
     is_free = event is Event.RELEASE and not (has_begun and before.releases >= MAX_RELEASES)
