@@ -45,6 +45,7 @@ INSTEAD: Final = {
     r"in vain|all the same|the world|strangers?": "rewrite the sentence",
 }
 _BANNED: Final = {re.compile(rf"\b(?:{words})\b"): instead for words, instead in INSTEAD.items()}
+_ANY_BANNED: Final = re.compile(rf"\b(?:{'|'.join(INSTEAD)})\b")
 _PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -132,6 +133,8 @@ def _plain_texts(source: str) -> Iterator[tuple[int, str]]:
 def banned_in(texts: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
     for begins, text in texts:
         folded = re.sub(r"[\s_]", " ", text).lower()
+        if not _ANY_BANNED.search(folded):  # one search of nearly every text, not one for each pattern
+            continue
         for pattern, instead in _BANNED.items():
             for found in pattern.finditer(folded):
                 yield begins + text.count("\n", 0, found.start()), found[0], instead
