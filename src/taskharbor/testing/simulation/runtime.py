@@ -305,6 +305,9 @@ class SimulatedEventLoop:
         if isinstance(error, Exception):
             self._failed("event loop", error)
 
+    def get_task_factory(self) -> None:
+        """No handler of a simulation sets one."""
+
     def get_debug(self) -> bool:
         return False
 
