@@ -333,6 +333,7 @@ def test_the_chart_of_ended_jobs_equals_the_counts_of_the_store() -> None:
     clock = HistoryClock(timedelta(minutes=59))
     with serve_site(harbor=Harbor(MemoryDriver(clock=clock))) as site, site.http() as client:
         seed_history(site, clock)
+        clock.stop()
         page = client.get("/ui/").text
         since = site.driver.inspector.now() - timedelta(hours=1)
         counts: Counter[str] = Counter()

@@ -25,6 +25,8 @@ from tests.support.dashboard_rig import ThreadedServer, serve_app, serve_site
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Route
+
     from tests.support.browser import Screen
     from tests.support.dashboard_rig import UiSite
 
@@ -216,8 +218,34 @@ def test_without_scripts_a_link_from_a_chat_opens_the_page(locked: UiSite) -> No
 
 def test_a_person_logs_in_and_out_in_the_browser(locked: UiSite, screen: Screen) -> None:
     screen.log_in(locked.key("jobs:read", name="ana"))
+    screen.allowed.add(401)  # of an update of the page at that moment
+
     screen.page.click("summary[aria-label='View and account']")
     screen.page.click("text=Log out")
+
+    screen.page.wait_for_url("**/ui/login")
+
+
+def test_an_update_of_the_page_does_not_stop_a_logout(locked: UiSite, screen: Screen) -> None:
+    screen.log_in(locked.key("jobs:read", name="ana"))
+    screen.allowed.add(401)
+    logouts: list[Route] = []
+
+    def answer(route: Route) -> None:
+        if route.request.method == "POST":
+            logouts.append(route)
+        elif logouts and not route.request.is_navigation_request():
+            route.fulfill(status=401)
+        else:
+            route.continue_()
+
+    screen.page.route(re.compile(r"/ui/(logout)?$"), answer)
+    screen.page.click("summary[aria-label='View and account']")
+    with screen.page.expect_request("**/ui/logout"):
+        screen.page.click("text=Log out", no_wait_after=True)
+    with screen.page.expect_response(lambda response: response.status == 401):
+        locked.enqueue("email.send", 1, queue="mail")
+    logouts[0].continue_()
 
     screen.page.wait_for_url("**/ui/login")
 

@@ -145,9 +145,14 @@ class HistoryClock:
 
     def __init__(self, behind: timedelta = timedelta(0)) -> None:
         self.behind = behind
+        self._stopped_at: datetime | None = None
 
     def now(self) -> datetime:
-        return datetime.now(UTC) - self.behind
+        return (self._stopped_at or datetime.now(UTC)) - self.behind
+
+    def stop(self) -> None:
+        """Stand still, so that two reads have the same hour behind them."""
+        self._stopped_at = datetime.now(UTC)
 
     def skip(self, span: timedelta) -> None:
         self.behind -= span

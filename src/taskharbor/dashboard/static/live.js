@@ -3,7 +3,8 @@ import { showTimes, span } from "./times.js";
 
 const base = new URL("../../", import.meta.url);
 const marks = new Map();
-let stream, failures = 0, seen = Date.now(), waiting = new Set(), busy = false;
+const LEAVE_MS = 10000;
+let stream, failures = 0, seen = Date.now(), waiting = new Set(), busy = false, left = 0;
 
 const held = () =>
   document.hidden || document.querySelector("dialog[open], tr input:checked") || String(getSelection()).length > 0;
@@ -14,6 +15,7 @@ export function follow() {
   setInterval(show, 1000);
   setInterval(update, 500);
   setInterval(() => mark(["time"]), 10000);
+  addEventListener("beforeunload", () => (left = Date.now()));
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) close();
     else {
@@ -93,7 +95,8 @@ async function refresh(name) {
     // A list of jobs keeps its rows, and only learns how many came since.
     if ("keys" in part.dataset) headers["X-Keys"] = [...part.querySelectorAll("[data-key]")].map((row) => row.dataset.key).join();
     const answer = await fetch(part.dataset.from || location.href, { headers, cache: "no-store" });
-    if (answer.status === 401) return location.reload();
+    // While another page is on its way, as after a logout, a reload would cancel that.
+    if (answer.status === 401) return Date.now() - left < LEAVE_MS || location.reload();
     if (!answer.ok || held()) {
       if (answer.ok) waiting.add(name);
       return;
