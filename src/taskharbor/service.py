@@ -120,10 +120,12 @@ class LoopActivity:
     *may_take* is how long a tick takes by design: it may wait for messages, or run large statements.
     """
 
-    __slots__ = ("may_take", "noted")
+    __slots__ = ("errors", "may_take", "noted")
 
     def __init__(self, since: float, may_take: timedelta) -> None:
         self.may_take = may_take
+        self.errors = 0
+        """How many ticks have raised."""
         self.noted: tuple[float, bool, timedelta | None, str] = (since, False, NO_PAUSE, "")
         """The fields of the state. A tuple is written in one step, and takes a tenth of the time of a `LoopState`."""
 
@@ -220,6 +222,7 @@ class ServiceLoops:
             try:
                 pause = tick()
             except BaseException as error:
+                activity.errors += 1
                 activity.noted = (monotonic(), False, ERROR_PAUSE, type(error).__name__)
                 raise
             activity.noted = (monotonic(), False, pause, "")

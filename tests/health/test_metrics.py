@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from taskharbor.health import ServiceHealth, WatchedService
-from taskharbor.health.metrics import LoopGauges
+from taskharbor.health.metrics import LoopMetrics
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.service import ServiceLoops
 
@@ -39,7 +39,7 @@ def test_the_gauges_have_the_last_tick_of_each_kind_of_loop_and_count_stuck_ones
     runtime, registry = ManualRuntime(), CollectorRegistry()
     loops = ServiceLoops(runtime)
     health = ServiceHealth(stuck_after=timedelta(seconds=60), monotonic=runtime.monotonic)
-    LoopGauges(health, registry)
+    LoopMetrics(health, registry)
     assert registry.get_sample_value("taskharbor_loops_stuck") == 0
     for name in ("source:mail", "source:default", "janitor", "ended"):
         loops.add(name, lambda: timedelta(seconds=1))
@@ -61,3 +61,32 @@ def test_the_gauges_have_the_last_tick_of_each_kind_of_loop_and_count_stuck_ones
     assert seconds_ago("janitor") == pytest.approx(100, abs=5)
     assert seconds_ago("ended") is None
     assert registry.get_sample_value("taskharbor_loops_stuck") == 2  # janitor and source:default
+
+
+def test_ticks_that_raise_are_counted_by_the_kind_of_their_loop() -> None:
+    runtime, registry = ManualRuntime(), CollectorRegistry()
+    loops, health, is_broken = ServiceLoops(runtime), ServiceHealth(monotonic=runtime.monotonic), True
+    LoopMetrics(health, registry)
+    health.watch(WatchedService(loops=loops, ask_store=lambda: None, is_stopping=lambda: False, problems=dict))
+
+    def tick() -> timedelta:
+        if is_broken:
+            raise PermissionError
+        return timedelta(seconds=1)
+
+    for name in ("source:mail", "source:default", "janitor"):
+        loops.add(name, tick)
+    loops.start()
+
+    def failed(loop: str) -> float | None:
+        return registry.get_sample_value("taskharbor_loop_errors_total", {"loop": loop})
+
+    assert (failed("janitor"), failed("source")) == (0, 0)  # increase() in an alert needs the series from zero
+    for name in ("source:mail", "source:default", "janitor", "janitor", "janitor"):
+        with pytest.raises(PermissionError):
+            runtime.ticks[name]()
+    assert (failed("janitor"), failed("source")) == (3, 2)
+
+    is_broken = False
+    runtime.ticks["janitor"]()
+    assert failed("janitor") == 3

@@ -22,7 +22,7 @@ from taskharbor.core.model import AttemptOutcome, Claim, Job, Lease, NewJob
 from taskharbor.core.results import Enqueued, RefusalReason
 from taskharbor.core.states import Status
 from taskharbor.health import ServiceHealth
-from taskharbor.health.metrics import LoopGauges
+from taskharbor.health.metrics import LoopMetrics
 from taskharbor.observability.prometheus import PrometheusHook, hook_among, render
 from taskharbor.observability.prometheus.histogram import BatchHistogram
 from taskharbor.observability.prometheus.labels import MAX_PAIRS, MAX_QUEUES, MAX_TYPES, OTHER, JobLabels
@@ -325,7 +325,7 @@ def test_the_strict_parser_rejects_text_that_breaks_the_format(text: str) -> Non
 def test_the_page_of_metrics_lists_exactly_the_registered_ones(metrics: PrometheusHook) -> None:
     metrics.watch(Harbor("memory://").worker())
     StoreGauges(lambda: MemoryDriver().inspector, metrics.registry)
-    LoopGauges(ServiceHealth(), metrics.registry)
+    LoopMetrics(ServiceHealth(), metrics.registry)
     described = [
         (family, _labels_of(collector, family))
         for collector in metrics.registry._collector_to_names  # noqa: SLF001  a registry shows samples only

@@ -20,7 +20,7 @@ from taskharbor.cli.main import cli
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.results import RefusalReason
 from taskharbor.health import ServiceHealth
-from taskharbor.health.metrics import LoopGauges
+from taskharbor.health.metrics import LoopMetrics
 from taskharbor.observability.failure_log import QUEUE_SERVICE, STORE
 from taskharbor.observability.prometheus import PrometheusHook
 from taskharbor.store_metrics import StoreGauges
@@ -93,7 +93,7 @@ def exported() -> Mapping[str, Exported]:
     hook = PrometheusHook(registry)
     hook.watch(Slots())
     StoreGauges(lambda: driver.inspector, registry)
-    LoopGauges(ServiceHealth(), registry)
+    LoopMetrics(ServiceHealth(), registry)
     found = {}
     for collector in {*registry._names_to_collectors.values()}:  # noqa: SLF001  there is no public way
         for family in collector.describe():  # type: ignore[attr-defined]

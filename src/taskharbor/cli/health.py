@@ -77,10 +77,10 @@ class Probes:
 
 def _counting_hook(harbor: Harbor, health: ServiceHealth) -> PrometheusHook:
     from taskharbor.cli.metrics import enable_metrics
-    from taskharbor.health.metrics import LoopGauges
+    from taskharbor.health.metrics import LoopMetrics
 
     hook = enable_metrics(harbor)
-    LoopGauges(health, hook.registry)
+    LoopMetrics(health, hook.registry)
     return hook
 
 

@@ -119,6 +119,14 @@ class ServiceHealth:
                 seconds[kind] = min(seconds.get(kind, inf), max(0.0, self._monotonic() - state.since))
         return seconds
 
+    def errors(self) -> dict[str, int]:
+        """Return how many ticks of each kind of loop have raised."""
+        counts: dict[str, int] = {}
+        for name, activity in [] if self._service is None else [*self._service.loops.activities.items()]:
+            kind = name.partition(":")[0]
+            counts[kind] = counts.get(kind, 0) + activity.errors
+        return counts
+
     def _stuck(self, activity: LoopActivity) -> str:
         state, now = activity.state, self._monotonic()
         lasted = now - max(state.since, self._resumed_at)
