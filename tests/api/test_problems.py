@@ -73,6 +73,21 @@ def test_a_process_whose_store_is_away_is_alive_and_not_ready(unavailable: ApiRi
     assert unavailable.get("/readyz").status_code == 503
 
 
+def test_verbose_probes_answer_with_checks_as_those_of_a_worker_do(unavailable: ApiRig) -> None:
+    with opened(MemoryDriver()) as site:
+        assert site.get("/livez?verbose").json() == {"status": "ok", "checks": {"event-loop": "ok"}}
+        assert site.get("/readyz?verbose").json() == {"status": "ok", "checks": {"store": "ok"}}
+        assert site.get("/readyz?verbose=1").json()["checks"] == {"store": "ok"}
+        assert site.get("/readyz").json() == {"status": "ok"}
+        assert site.get("/readyz?verbos").status_code == 422
+
+    assert unavailable.get("/livez?verbose").status_code == 200
+    answer = unavailable.get("/readyz?verbose")
+    assert answer.status_code == 503
+    assert problem(answer)["checks"] == {"store": "StoreUnavailable"}
+    assert "checks" not in problem(unavailable.get("/readyz"))
+
+
 def test_a_store_with_other_tables_is_503_and_says_what_to_run() -> None:
     driver: Any = Broken(errors.SchemaOutOfDate("1", "2", "run 'taskharbor migrate up'"), "find")
     with opened(driver) as site:

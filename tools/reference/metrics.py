@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from taskharbor import MemoryDriver
 from taskharbor.health import ServiceHealth
-from taskharbor.health.metrics import LoopGauges
+from taskharbor.health.metrics import LoopMetrics
 from taskharbor.observability.prometheus import PrometheusHook
 from taskharbor.store_metrics import StoreGauges
 from tools.reference.markdown import code, table
@@ -30,7 +30,7 @@ def metrics() -> str:
     PrometheusHook(hook_registry).watch(IdleWorker())
     driver = MemoryDriver()
     StoreGauges(lambda: driver.inspector, store_registry)
-    LoopGauges(ServiceHealth(), health_registry)
+    LoopMetrics(ServiceHealth(), health_registry)
     sections = {
         "Of each process": hook_registry,
         "Of a process with `--health-port`": health_registry,

@@ -39,6 +39,7 @@ class Problem(BaseModel):
     errors: list[FieldProblem] = []
     current_status: StatusName | None = None
     actions: list[str] = []
+    checks: dict[str, str] = {}
 
 
 class JobError(Shape):
@@ -435,3 +436,4 @@ class Versions(Shape):
 
 class Health(Shape):
     status: Literal["ok"]
+    checks: dict[str, str] = {}

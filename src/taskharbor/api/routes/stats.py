@@ -30,6 +30,10 @@ Step = Literal["1", "15", "60"]
 health_router: Final = APIRouter(tags=["health"], route_class=ApiRoute)
 READY_TIMEOUT_SECONDS: Final = 3.0
 _OK: Final = {200: (responses.Health, {"status": "ok"})}
+_Verbose = Annotated[
+    str | None,
+    Query(description="If it is given, with or without a value, the response has `checks`, as that of a worker."),
+]
 
 
 @router.get("/stats", summary="Get current statistics", **describe({200: (responses.Stats, openapi.STATS)}))
@@ -99,22 +103,27 @@ def _stats(inspector: Inspector) -> dict[str, Any]:
     return stats_view(inspector.queues(), inspector.finished_counts(since=now - HOUR), workers_alive=alive, now=now)
 
 
-@health_router.get("/livez", summary="Liveness", **describe(_OK))
+@health_router.get("/livez", summary="Liveness", **describe(_OK, 422))
 @requires_scope(PUBLIC)
-async def livez() -> Response:
+async def livez(*, verbose: _Verbose = None) -> Response:
     """Return 200 if the event loop runs. An unavailable store is no reason to restart the process."""
-    return json_response({"status": "ok"})
+    return json_response({"status": "ok"} | _checks({"event-loop": "ok"}, verbose))
 
 
-@health_router.get("/readyz", summary="Readiness", **describe(_OK))
+@health_router.get("/readyz", summary="Readiness", **describe(_OK, 422))
 @requires_scope(PUBLIC)
-async def readyz(request: ApiRequest) -> Response:
+async def readyz(request: ApiRequest, *, verbose: _Verbose = None) -> Response:
     """Return 200 if the store answers, and 503 if it does not."""
     store = request.api.store
     try:
         async with asyncio.timeout(READY_TIMEOUT_SECONDS):
             await store.ping()
-    except (TaskHarborError, TimeoutError):
-        detail = "store unavailable"
-        raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "not-ready", detail) from None
-    return json_response({"status": "ok"})
+    except (TaskHarborError, TimeoutError) as error:
+        # Not its text, which may name hosts and users.
+        checks = _checks({"store": type(error).__name__}, verbose)
+        raise HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "not-ready", "store unavailable", **checks) from None
+    return json_response({"status": "ok"} | _checks({"store": "ok"}, verbose))
+
+
+def _checks(found: dict[str, str], verbose: str | None) -> dict[str, Any]:
+    return {} if verbose is None else {"checks": found}
