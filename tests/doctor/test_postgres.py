@@ -160,6 +160,61 @@ def test_what_is_broken_is_reported_until_it_is_repaired(
     wait_until(lambda: not problems(url, check), limit=30)
 
 
+@pytest.mark.parametrize(
+    ("check", "breaks", "text"),
+    [
+        (
+            "indexes",
+            "ALTER TABLE th_migrations DROP CONSTRAINT th_migrations_pkey",
+            "index th_migrations_pkey is missing",
+        ),
+        ("indexes", "DROP INDEX th_jobs_waiting_sent", "index th_jobs_waiting_sent is missing"),
+        (
+            "triggers",
+            "DROP TRIGGER th_jobs_waiting_change ON th_jobs_waiting",
+            "trigger th_jobs_waiting_change of th_jobs_waiting is missing",
+        ),
+    ],
+)
+def test_what_is_missing_is_restored_by_the_remedy(url: str, check: str, breaks: str, text: str) -> None:
+    execute(url, breaks)
+    [found] = problems(url, check)
+    assert (found.level, found.text) == (Level.FAIL, text)
+
+    execute(url, found.remedy)
+
+    assert problems(url, check) == []
+
+
+def test_a_missing_table_is_reported_until_it_is_back(url: str) -> None:
+    execute(url, "ALTER TABLE th_audit RENAME TO elsewhere")
+    [found] = problems(url, "tables")
+    assert (found.level, found.text) == (Level.FAIL, "table th_audit is missing")
+    assert "pg_dump -s -t th_audit" in found.remedy
+
+    execute(url, "ALTER TABLE elsewhere RENAME TO th_audit")
+    assert problems(url, "tables") == []
+
+
+def test_one_pending_migration_is_a_warning(url: str) -> None:
+    """New code works with it, so a container that runs it before the migration is healthy."""
+    execute(url, "CREATE DATABASE behind")
+    behind = make_conninfo_db(url, "behind")
+    for migration in MIGRATIONS[:-1]:
+        schema_at(behind).apply(migration)
+
+    [found] = [
+        each
+        for each in examine(behind, keep=KEEP)
+        if each.check in {"schema", "tables", "indexes", "triggers"} and each.level is not Level.OK
+    ]
+    assert (found.check, found.level, found.remedy) == ("schema", Level.WARN, "taskharbor migrate up")
+    assert found.text == "pending: 1 migration; this code works without"
+
+    migrate.migrate_up(schema_at(behind), MIGRATIONS)
+    assert [each.level for each in examine(behind, keep=KEEP) if each.check == "schema"] == [Level.OK]
+
+
 def test_a_server_with_dangerous_settings_is_reported(tmp_path: Path) -> None:
     with PostgresServer.start(tmp_path, settings={"autovacuum": "off"}) as server:
         migrate.migrate_up(schema_at(server.url), MIGRATIONS)
@@ -458,7 +513,8 @@ def test_a_store_without_tables_gets_no_further_checks(url: str) -> None:
     found = list(examine(make_conninfo_db(url, "bare"), keep=KEEP))
 
     assert [(each.check, each.level) for each in found][-1] == ("schema", Level.FAIL)
-    assert found[-1].text.endswith("run 'taskharbor migrate up'")
+    assert found[-1].text == "the store has no TaskHarbor tables yet"
+    assert found[-1].remedy == "run 'taskharbor migrate up'"
     assert "indexes" not in {each.check for each in found}
 
 
@@ -470,4 +526,5 @@ def test_a_server_that_is_away_is_reported() -> None:
     found = list(examine("postgresql://postgres@127.0.0.1:1/jobs", keep=KEEP))
 
     assert {each.level for each in found} == {Level.FAIL}
-    assert all("could not be checked: store unavailable" in each.text for each in found[:2]), found
+    assert all("could not be checked: store unavailable" in each.text for each in found), found
+    assert all("start the server" in each.remedy for each in found), found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from taskharbor.core.errors import TaskHarborError
-from taskharbor.doctor.findings import Finding, Level, run_check
+from taskharbor.core.errors import SchemaOutOfDate, TaskHarborError
+from taskharbor.core.text import plural
+from taskharbor.doctor.findings import Finding, Level, not_checked, run_check
 from taskharbor.doctor.jobs import check_jobs
 from taskharbor.drivers import migrate
 from taskharbor.drivers.connect import connect, file_of, postgres_address, schema_for, store_kind
@@ -60,12 +61,12 @@ def _schema(url: str) -> Iterator[Problem]:
     if schema is None:
         return
     try:
-        migrate.check_schema(*schema)
-    except TaskHarborError as error:
-        yield Level.FAIL, str(error), ""
+        migrate.check_compatible(*schema)
+    except SchemaOutOfDate as error:
+        yield Level.FAIL, str(error).removesuffix(f": {error.remedy}"), error.remedy
         return
     if pending := count_pending_migrations(url):
-        yield Level.WARN, f"{pending} migrations are pending", "taskharbor migrate up"
+        yield Level.WARN, f"pending: {plural(pending, 'migration')}; this code works without", "taskharbor migrate up"
 
 
 def count_pending_migrations(url: str) -> int:
@@ -83,6 +84,6 @@ def _contents(url: str, keep: timedelta) -> Iterator[Finding]:
         try:
             driver = opened.enter_context(closing(connect(url)))
         except TaskHarborError as error:  # what was found so far must not be lost
-            yield Finding("jobs", Level.FAIL, f"it could not be checked: {error}")
+            yield Finding("jobs", *not_checked(error))
             return
         yield from check_jobs(driver.inspector, keep=keep)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from taskharbor.core.errors import TaskHarborError
+from taskharbor.core.errors import StoreRefused, StoreUnavailable, TaskHarborError
+from taskharbor.delivery.transport import TransportUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Level(StrEnum):
@@ -51,11 +53,37 @@ def run_check(name: str, fine: str, check: Callable[[], Iterable[Problem]]) -> I
         problems = list(check())
     except NotChecked:
         return
-    except TaskHarborError as error:
-        problems = [(Level.FAIL, f"it could not be checked: {error}", "")]
     except Exception as error:  # noqa: BLE001  reported as a finding; the other checks are run
-        problems = [(Level.FAIL, f"it could not be checked: {type(error).__name__}: {error}", "")]
+        problems = [not_checked(error)]
     if not problems:
         yield Finding(name, Level.OK, fine)
     for level, text, remedy in problems:
         yield Finding(name, level, text, remedy)
+
+
+def not_checked(error: Exception) -> Problem:
+    """Return that a check failed with *error*, and what to do about that."""
+    remedy = getattr(error, "remedy", "") or next(text for kind, text in _REMEDIES if isinstance(error, kind))
+    if isinstance(error, StoreUnavailable) and getattr(error.__cause__, "sqlstate", None) in _SLOW:
+        remedy = _SLOW_REMEDY
+    text = str(error).removesuffix(f": {remedy}").removesuffix(f"; {remedy}")  # the next line says it
+    known = isinstance(error, TaskHarborError)
+    return Level.FAIL, f"it could not be checked: {text if known else f'{type(error).__name__}: {text}'}", remedy
+
+
+_SLOW: Final = frozenset({"55P03", "57014"})
+"""The codes of PostgreSQL for a lock that was not released in time, and for a statement that took too long."""
+_SLOW_REMEDY: Final = (
+    "remove the cause, which may be among the findings ('locks', 'indexes', 'dead rows'); then run this again"
+)
+_REMEDIES: Final[Sequence[tuple[type[Exception], str]]] = (
+    (StoreRefused, "correct the URL, or what the server allows its user; then run this again"),
+    (StoreUnavailable, "start the server, or correct the URL; look at the network in between; then run this again"),
+    (TransportUnavailable, "see that this machine reaches the endpoint of SQS (AWS_ENDPOINT_URL); then run this again"),
+    (TaskHarborError, "correct what it names; then run this again"),
+    (sqlite3.OperationalError, "close the program that has locked the file, and see that this user may use it"),
+    (sqlite3.DatabaseError, "the file is damaged, or is none of SQLite: restore it from a backup"),
+    (OSError, "see that this user may use what is named; then run this again"),
+    (Exception, "this is not expected: please report it with this text; the other checks are complete"),
+)
+"""What to do about errors, the first class that fits."""

@@ -12,7 +12,7 @@ from taskharbor.doctor.findings import Finding, Level, run_check
 from taskharbor.doctor.postgres_session import fetch, fetch_value, run_checks
 from taskharbor.doctor.postgres_tables import check_tables
 from taskharbor.drivers.postgres.driver import POOL_SIZE
-from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.drivers.postgres.schema import MIGRATIONS, MIGRATIONS_TABLE
 from taskharbor.drivers.postgres.server import translate_error
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ MAX_NAMED: Final = 5
 NOTIFY_SECONDS: Final = 2.0
 _NEEDED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _INDEX: Final = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+)", re.MULTILINE)
-_TABLE: Final = re.compile(r"^CREATE TABLE (\w+) \(.*?^\)", re.MULTILINE | re.DOTALL)
+_NEW_TABLE: Final = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\w+)", re.MULTILINE)
+_TABLE: Final = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\w+) \(.*?^\)", re.MULTILINE | re.DOTALL)
 _PRIMARY_KEY: Final = re.compile(
     r"^ +(?:PRIMARY KEY \(.*?\)(?: INCLUDE \(.*?\))?|(\w+) .*\bPRIMARY KEY\b)", re.MULTILINE
 )
@@ -51,6 +52,7 @@ def check_operation(address: ServerAddress, *, keep: timedelta) -> Iterator[Find
         address,
         ("durability", "commits are durable", _durability),
         ("connections", "there are enough connections", _connections),
+        ("tables", "all tables exist", _missing_tables),
         ("indexes", "all indexes exist and are valid", _indexes),
         ("triggers", "all triggers exist and are enabled", _triggers),
         ("idle transactions", "the server ends transactions that are left open", _idle_timeout),
@@ -150,22 +152,45 @@ def _notifications(address: ServerAddress) -> Iterator[Problem]:
         raise translate_error(error, address.place) from error
 
 
+def _made(db: psycopg.Connection) -> Iterator[str]:
+    """Return the SQL that made the tables of this store. A migration may be pending: what it makes is not missing."""
+    number = fetch_value(db, b"SELECT coalesce(max(number), 0) FROM th_migrations")
+    yield MIGRATIONS_TABLE
+    yield from (migration.sql for migration in MIGRATIONS[:number])
+
+
+def _missing_tables(db: psycopg.Connection) -> Iterator[Problem]:
+    found = {name for (name,) in fetch(db, _TABLES)}
+    for name in (name for sql in _made(db) for name in _NEW_TABLE.findall(sql)):
+        if name not in found:
+            yield (
+                Level.FAIL,
+                f"table {name} is missing",
+                f"restore it from a backup, or empty from a new database with the same schema: pg_dump -s -t {name}",
+            )
+
+
 def _indexes(db: psycopg.Connection) -> Iterator[Problem]:
     found = dict(fetch(db, _INDEXES))
-    for migration in MIGRATIONS:
-        for statement in re.findall(r"^CREATE (?:UNIQUE )?INDEX .*?;", migration.sql, re.MULTILINE | re.DOTALL):
-            name = _INDEX.match(statement)
-            if name is not None and name[1] not in found:
-                yield Level.FAIL, f"index {name[1]} is missing", " ".join(statement.split())
-        for table, definition in _primary_keys(migration.sql):
-            if f"{table}_pkey" not in found:
-                yield Level.FAIL, f"index {table}_pkey is missing", f"ALTER TABLE {table} ADD {definition};"
+    for name, statement in (index for sql in _made(db) for index in _indexes_in(sql)):
+        if name not in found:
+            yield Level.FAIL, f"index {name} is missing", statement
     for (leaf,) in fetch(db, _LEAVES):
         if f"{leaf}_id" not in found:
             yield Level.FAIL, f"index {leaf}_id is missing", f"CREATE UNIQUE INDEX {leaf}_id ON {leaf} (id);"
-    for name_, is_valid in found.items():
+    for name, is_valid in found.items():
         if not is_valid:
-            yield Level.FAIL, f"index {name_} is invalid", f"REINDEX INDEX CONCURRENTLY {name_}"
+            yield Level.FAIL, f"index {name} is invalid", f"REINDEX INDEX CONCURRENTLY {name}"
+
+
+def _indexes_in(sql: str) -> Iterator[tuple[str, str]]:
+    """Return each index that *sql* makes, primary keys too, and the statement that makes it."""
+    for statement in re.findall(r"^CREATE (?:UNIQUE )?INDEX .*?;", sql, re.MULTILINE | re.DOTALL):
+        name = _INDEX.match(statement)
+        if name is not None:
+            yield name[1], " ".join(statement.split())
+    for table, definition in _primary_keys(sql):
+        yield f"{table}_pkey", f"ALTER TABLE {table} ADD {definition};"
 
 
 def _primary_keys(sql: str) -> Iterator[tuple[str, str]]:
@@ -177,10 +202,12 @@ def _primary_keys(sql: str) -> Iterator[tuple[str, str]]:
 
 def _triggers(db: psycopg.Connection) -> Iterator[Problem]:
     enabled = {(name, table): state != "D" for name, table, state in fetch(db, _TRIGGERS)}
-    for migration in MIGRATIONS:
-        for name, table in _TRIGGER.findall(migration.sql):
+    for sql in _made(db):
+        for name, table in _TRIGGER.findall(sql):
             if (name, table) not in enabled:
-                yield Level.FAIL, f"trigger {name} of {table} is missing", "restore it from 'taskharbor migrate sql'"
+                statement = re.search(rf"^CREATE TRIGGER {name}\b[^;]* ON {table}\b.*?;", sql, re.MULTILINE | re.DOTALL)
+                remedy = " ".join(statement[0].split()) if statement is not None else ""
+                yield Level.FAIL, f"trigger {name} of {table} is missing", remedy
             elif not enabled[name, table]:
                 remedy = f"ALTER TABLE {table} ENABLE TRIGGER {name}"
                 yield Level.FAIL, f"trigger {name} of {table} is disabled", remedy

@@ -30,7 +30,7 @@ def check_file(file: Path) -> Iterator[Finding]:
     """Check the file, its write-ahead log, and its disk."""
     yield from run_check("file", f"{file} can be written", lambda: _file(file))
     yield from run_check("journal mode", "the journal mode is WAL", lambda: _journal(file))
-    yield from run_check("indexes", "all indexes and triggers exist", lambda: _objects(file))
+    yield from run_check("tables", "all tables, indexes and triggers exist", lambda: _objects(file))
     yield from run_check("write-ahead log", "the write-ahead log is small", lambda: _log(file))
     yield from run_check("file system", "the file is on a local file system", lambda: _file_system(file))
     yield from run_check("free space", "there is enough free space", lambda: _space(file))
@@ -65,9 +65,8 @@ def _objects(file: Path) -> Iterator[Problem]:
     with closing(sqlite3.connect(":memory:")) as db:
         for migration in MIGRATIONS[:version]:
             db.executescript(migration.sql)
-        wanted = db.execute("SELECT name, type, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL")
-        for name, kind, sql in wanted:
-            if name not in found:
+        for name, kind, sql in db.execute("SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL"):
+            if name not in found and not name.startswith("sqlite_"):
                 yield Level.FAIL, f"{kind} {name} is missing", f"{sql};"
 
 

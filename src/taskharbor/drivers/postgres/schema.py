@@ -116,7 +116,7 @@ $$;
 def _with_record(migration: Migration) -> str:
     # A script has no parameters; number and name come from the name of a packaged file.
     return f"""\
-{_MIGRATIONS_TABLE if migration.number == 1 else ""}\
+{MIGRATIONS_TABLE if migration.number == 1 else ""}\
 INSERT INTO th_migrations (number, name) VALUES ({migration.number}, '{migration.name}');
 
 {migration.sql.rstrip()}
@@ -138,7 +138,7 @@ BEGIN
 END
 $$;
 """
-_MIGRATIONS_TABLE: Final = """\
+MIGRATIONS_TABLE: Final = """\
 CREATE TABLE IF NOT EXISTS th_migrations (
     number integer PRIMARY KEY,
     name text NOT NULL,
