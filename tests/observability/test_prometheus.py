@@ -161,6 +161,11 @@ def test_results_of_publishing_are_counted_from_zero(metrics: PrometheusHook, re
     assert metrics.registry.get_sample_value("taskharbor_dead_letter_events_total", {"result": result}) == 0
 
 
+@pytest.mark.parametrize("service", ["store", "queue_service"])
+def test_outages_are_counted_from_zero(metrics: PrometheusHook, service: str) -> None:
+    assert metrics.registry.get_sample_value("taskharbor_outages_total", {"service": service}) == 0
+
+
 def test_a_value_is_counted_in_the_buckets_from_its_bound_on(metrics: PrometheusHook) -> None:
     seconds = [0.05, 0.050001, 0.0, 4_000.0, 0.001]
     random.Random(1).shuffle(seconds)

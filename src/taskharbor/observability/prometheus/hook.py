@@ -158,6 +158,8 @@ class PrometheusHook:
         self._available = self._gauge("service_available", "Whether calls of a service succeed: 1 or 0.", "service")
         self._available.labels("store").set(1)
         self._outages = self._counter("outages", "Outages of a service that began.", "service")
+        for service in ("store", "queue_service"):
+            self._outages.labels(service)  # from zero, as the results of dead-letter events
         self._clock_jumps = self._counter("clock_jumps", "Jumps of the store's clock that this process found.")
         build = self._gauge("build_info", "The versions of TaskHarbor and Python; always 1.", "version", "python")
         build.labels(__version__, platform.python_version()).set(1)
