@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.errors import InvalidRequest, SchemaOutOfDate
@@ -10,7 +11,8 @@ from taskharbor.core.results import QueueStats
 from taskharbor.core.states import WAITING
 from taskharbor.core.statistics import MINUTE, GroupBy, Metric, SeriesQuery, begin_of
 from taskharbor.diagnosis import is_alive
-from taskharbor.views import queue_view
+from taskharbor.janitor import PERIOD, ROLL_UP
+from taskharbor.views import iso_time, queue_view
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 RATE_MINUTES: Final = 5
 """Rates are means over so many whole minutes."""
+MAX_COUNT_AGE: Final = timedelta(seconds=15)
+"""Counts that are older are out of date: a live worker or janitor updates them every five seconds."""
 
 
 def read_queues(inspector: Inspector) -> list[View]:
@@ -40,12 +44,21 @@ def empty_queue(name: str) -> QueueStats:
     return QueueStats(name=name, counts={}, oldest_due=None, paused_at=None, paused_by=None)
 
 
+def counted_at(duties: Mapping[str, datetime]) -> datetime | None:
+    """Return when counts and statistics were last updated, by the store's *duties*; None if that was never done."""
+    return None if ROLL_UP not in duties else duties[ROLL_UP] - PERIOD
+
+
 def describe_queues(inspector: Inspector, queues: Sequence[QueueStats], *, only: str | None = None) -> list[View]:
     """Return the JSON forms of *queues*; *only* is the name of the queue if there is one."""
     now = inspector.now()
     workers = [each for each in inspector.workers() if is_alive(each, now)]
     arrived, ended = (_rates(inspector, metric, now, only) for metric in (Metric.ARRIVED, Metric.ENDED))
-    return [_view(each, now, workers, _rate(arrived, each.name), _rate(ended, each.name)) for each in queues]
+    at = iso_time(counted_at(inspector.duties()))
+    return [
+        _view(each, now, workers, _rate(arrived, each.name), _rate(ended, each.name)) | {"counted_at": at}
+        for each in queues
+    ]
 
 
 def _view(

@@ -8,7 +8,7 @@ import pty
 import select
 import signal
 import subprocess
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from taskharbor.cli.main import ExitCode
 from taskharbor.core.model import WorkerRecord
 from taskharbor.core.statistics import MINUTE, Metric, StatisticTally, begin_of
+from taskharbor.janitor import PERIOD, ROLL_UP
 from tests.support.cli_processes import LIMIT_SECONDS, PYTHON
 from tests.support.waiting import wait_until
 
@@ -36,6 +37,32 @@ def test_queues_are_listed_with_what_is_in_them(any_console: Console) -> None:
     assert (rows["mail"][0], rows["mail"][-1]) == ("1", "by ops@host")
     assert (default["name"], default["counts"]["DEAD"], default["paused_by"]) == ("default", 1, None)
     assert (mail["name"], mail["counts"]["PENDING"], mail["paused_by"]) == ("mail", 1, "ops@host")
+
+
+@pytest.mark.parametrize("words", [("queues", "list"), ("stats",)])
+def test_counts_that_are_not_updated_are_called_old(
+    any_console: Console, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    any_console.enqueue(queue="mail")
+
+    assert any_console(*words).err == "no worker or janitor has run yet: jobs may not be counted\n"
+    assert any_console(*words, "--json").err == ""
+    [mail] = any_console("queues", "list", "--json").data["queues"]
+    assert mail["counted_at"] is None
+
+    any_console.driver.maintenance.claim_duty(ROLL_UP, every=PERIOD)
+    any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
+    [mail] = any_console("queues", "list", "--json").data["queues"]
+    assert abs(datetime.fromisoformat(mail["counted_at"]) - any_console.driver.inspector.now()) < timedelta(seconds=30)
+    monkeypatch.setattr("taskharbor.cli.stats_view.MAX_COUNT_AGE", timedelta(hours=1))
+    assert any_console(*words).err == ""
+
+    monkeypatch.setattr("taskharbor.cli.stats_view.MAX_COUNT_AGE", -timedelta(hours=1))
+    assert any_console(*words).err.endswith(" old: workers and janitors update them, and none is live\n")
+
+
+def test_without_queues_nothing_is_said_of_counts(any_console: Console) -> None:
+    assert any_console("queues", "list").err == "no queues; no job has been enqueued yet\n"
 
 
 def test_pausing_and_resuming_a_queue_adds_audit_entries(any_console: Console) -> None:

@@ -153,6 +153,7 @@ QUEUE: Final = views.queue_view(
     "arrived_per_minute": 410.0,
     "ended_per_minute": 640.0,
     "drained_in_seconds": 0.8,
+    "counted_at": views.iso_time(_NOON + timedelta(seconds=2)),
 }
 SCALING: Final = {
     "queue": "default",

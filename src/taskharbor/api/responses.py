@@ -294,6 +294,7 @@ class QueueShape(Shape):
     arrived_per_minute: Span | None
     ended_per_minute: Span | None
     drained_in_seconds: Span | None = Field(description="null if it does not get shorter")
+    counted_at: Time | None = Field(description="when counts were last updated; null if no worker has run yet")
 
 
 class Queues(Shape):

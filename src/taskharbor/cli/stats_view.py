@@ -10,11 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskharbor.cli.render import aligned, echo_data, fit_columns, has_rich, print_facts, print_table, rich_table, span
+from taskharbor.cli.render import (
+    aligned,
+    echo_data,
+    echo_status,
+    fit_columns,
+    has_rich,
+    print_facts,
+    print_table,
+    rich_table,
+    span,
+)
 from taskharbor.cli.store import wait
 from taskharbor.core.states import WAITING, Status
 from taskharbor.diagnosis import is_alive
-from taskharbor.queues import describe_queues
+from taskharbor.queues import MAX_COUNT_AGE, counted_at, describe_queues
 from taskharbor.settings import Settings
 from taskharbor.views import iso_time, stats_view
 from taskharbor.workers import describe_worker, state_of
@@ -26,7 +36,7 @@ if TYPE_CHECKING:
     from taskharbor.cli.render import Cell
     from taskharbor.core.model import WorkerRecord
     from taskharbor.core.results import QueueStats
-    from taskharbor.drivers.base import Driver
+    from taskharbor.drivers.base import Driver, Inspector
 
 QUEUE_TITLES: Final = ("queue", "waiting", "running", "succeeded", "dead", "canceled", "oldest due", "paused")
 _HOUR: Final = timedelta(hours=1)
@@ -55,6 +65,17 @@ def show_queues(driver: Driver, queues: Sequence[QueueStats], *, as_json: bool) 
         echo_data({"queues": describe_queues(driver.inspector, queues)}, as_json=True, plain="")
     else:
         print_table(QUEUE_TITLES, queue_rows(queues), now=now, empty="no queues; no job has been enqueued yet")
+        if queues:
+            report_age_of_counts(driver.inspector, now)
+
+
+def report_age_of_counts(inspector: Inspector, now: datetime) -> None:
+    """Say if the counts are out of date. Their numbers do not show it."""
+    at = counted_at(inspector.duties())
+    if at is None:
+        echo_status("no worker or janitor has run yet: jobs may not be counted")
+    elif now - at > MAX_COUNT_AGE:
+        echo_status(f"the counts are {span(now - at)} old: workers and janitors update them, and none is live")
 
 
 def show_workers(driver: Driver, workers: Sequence[WorkerRecord], *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from taskharbor.api.store import StoreThreads
 from taskharbor.core.statistics import MINUTE, GroupBy, Metric, SeriesQuery
 from taskharbor.dashboard.attention import Facts, read_facts
 from taskharbor.doctor.examination import count_pending_migrations
-from taskharbor.janitor import PERIOD, ROLL_UP
+from taskharbor.queues import counted_at
 from taskharbor.statistics import MAX_VERSIONS, read_groups
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ class Reads:
 
     async def rolled_up_at(self) -> datetime | None:
         """Return when counts and statistics were last updated; None if no process has ever done that."""
-        duties = await self.cached("duties", lambda inspector: inspector.duties())
-        return None if ROLL_UP not in duties else duties[ROLL_UP] - PERIOD
+        return counted_at(await self.cached("duties", lambda inspector: inspector.duties()))
 
     async def pending_migrations(self) -> int:
         """Return how many migrations the store lacks. It is checked twice a minute."""

@@ -30,7 +30,7 @@ def queues() -> None:
 def list_queues(*, url: str, as_json: bool) -> None:
     """List every queue that has jobs or is paused.
 
-    Counts are a few seconds old.
+    Counts are a few seconds old, or older while no worker or janitor runs: then it says so.
     """
     from taskharbor.cli.stats_view import show_queues
 

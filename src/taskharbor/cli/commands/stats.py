@@ -43,10 +43,12 @@ def show(*, url: str, as_json: bool) -> None:
 
     Counts are a few seconds old.
     """
-    from taskharbor.cli.stats_view import show_stats
+    from taskharbor.cli.stats_view import show_stats, report_age_of_counts
 
     with open_driver(url) as driver:
         show_stats(driver, as_json=as_json)
+        if not as_json:
+            report_age_of_counts(driver.inspector, driver.inspector.now())
 
 
 @stats.command()
