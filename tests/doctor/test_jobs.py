@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
-from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.errors import StoreRefused, StoreUnavailable
 from taskharbor.core.messages import DeliveryNote, DeliveryRole
 from taskharbor.core.model import Schedule, WorkerRecord
 from taskharbor.core.outcome import Outcome
@@ -194,17 +194,27 @@ def test_a_store_that_cannot_be_read_is_a_finding(subject: Subject) -> None:
     assert "'locks'" in found.remedy
 
 
-class Unreadable:
-    """An inspector whose table of workers is locked."""
+def test_a_store_that_refuses_to_be_read_is_not_said_to_be_locked(subject: Subject) -> None:
+    inspector = Unreadable(subject.driver.inspector, StoreRefused("there seems to be a pooler"))
 
-    def __init__(self, inspector: Inspector) -> None:
+    [found] = check_jobs(cast("Inspector", inspector), keep=KEEP)
+
+    assert "correct the URL" in found.remedy
+    assert "locks" not in found.remedy
+
+
+class Unreadable:
+    """An inspector that cannot read the table of workers, because it is locked unless *error* says something else."""
+
+    def __init__(self, inspector: Inspector, error: Exception | None = None) -> None:
         self._inspector = inspector
+        self._error = error or StoreUnavailable("locked")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inspector, name)
 
     def workers(self) -> None:
-        raise StoreUnavailable("locked")
+        raise self._error
 
 
 def test_lost_slots_are_reported_until_the_worker_restarts(subject: Subject) -> None:

@@ -44,17 +44,22 @@ class NotChecked(Exception):
     """A check cannot be made, for a reason that another check reports."""
 
 
-def run_check(name: str, fine: str, check: Callable[[], Iterable[Problem]]) -> Iterator[Finding]:
+def run_check(
+    name: str, fine: str, check: Callable[[], Iterable[Problem]], *, if_unavailable: str = ""
+) -> Iterator[Finding]:
     """Yield a finding for each problem that *check* returns, or one that says that all is *fine*.
 
-    Yield nothing if it raises `NotChecked`: nothing is known then.
+    Yield nothing if it raises `NotChecked`: nothing is known then. *if_unavailable* is what to do if the store, which
+    other checks have reached, does not answer this one.
     """
     try:
         problems = list(check())
     except NotChecked:
         return
     except Exception as error:  # noqa: BLE001  reported as a finding; the other checks are run
-        problems = [not_checked(error)]
+        problem = not_checked(error)
+        is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreRefused)
+        problems = [(*problem[:2], if_unavailable)] if is_away and if_unavailable else [problem]
     if not problems:
         yield Finding(name, Level.OK, fine)
     for level, text, remedy in problems:

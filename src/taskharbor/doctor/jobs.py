@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -42,9 +41,9 @@ def check_jobs(inspector: Inspector, *, keep: timedelta, clock: Callable[[], flo
         read.append((inspector.now(), inspector.queues(), inspector.workers()))
         return iter(())
 
-    for finding in run_check("jobs", "they can be read", read_all):
+    for finding in run_check("jobs", "they can be read", read_all, if_unavailable=_SEE_LOCKS):
         if finding.level is not Level.OK:  # what follows needs them, and would fail in the same way
-            yield replace(finding, remedy=_SEE_LOCKS)
+            yield finding
             return
     [(now, queues, workers)] = read
     alive = [each for each in workers if is_alive(each, now)]

@@ -43,7 +43,7 @@ def show(*, url: str, as_json: bool) -> None:
 
     Counts are a few seconds old.
     """
-    from taskharbor.cli.stats_view import show_stats, report_age_of_counts
+    from taskharbor.cli.stats_view import report_age_of_counts, show_stats
 
     with open_driver(url) as driver:
         show_stats(driver, as_json=as_json)
