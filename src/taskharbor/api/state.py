@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Literal
 
 from taskharbor.api.problems import HttpProblem
+from taskharbor.api_keys import key_digest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from taskharbor.api.sse import EventFeed
-    from taskharbor.api.store import StoreGateway
+    from taskharbor.api.store import Caller, StoreGateway
 
 UnknownTypes = Literal["refuse", "accept"]
 """What to do with new jobs of types that no task of the app has."""
@@ -26,6 +27,8 @@ _LOG: Final = logging.getLogger("taskharbor.api")
 MAX_OPEN: Final = 2_000
 MAX_OPEN_PER_KEY: Final = 500
 """How many of them one key may have open, so that one client cannot use them all."""
+SCRAPER_SECONDS: Final = 86_400.0
+MAX_SCRAPERS: Final = 100
 KEYS_CHECK_SECONDS: Final = 3.0
 """How long an API that was started without keys may accept requests without a key after the first key is created."""
 
@@ -93,6 +96,31 @@ class KeyRule:
         return bool(self._needs_keys)
 
 
+class KnownScrapers:
+    """Who has read the metrics within a day, by the digest of what they sent to authenticate themselves.
+
+    Their keys cannot be checked while the store is away, and then a scrape must not fail: it reports that the store is
+    away. A key that was revoked meanwhile may read metrics until the store is back.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._known: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
+
+    def get(self, given: str) -> Caller | None:
+        until, caller = self._known.get(key_digest(given), (0.0, None))
+        return caller if self._monotonic() < until else None
+
+    def remember(self, given: str, caller: Caller) -> None:
+        self._known[key_digest(given)] = (self._monotonic() + SCRAPER_SECONDS, caller)
+        self._known.move_to_end(key_digest(given))
+        while len(self._known) > MAX_SCRAPERS:
+            self._known.popitem(last=False)
+
+    def forget(self, given: str) -> None:
+        self._known.pop(key_digest(given), None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppState:
     """The state that the requests of one application share: store, event feed, key rule, limits and metrics."""
@@ -106,3 +134,4 @@ class AppState:
     metrics: CollectorRegistry | None
     is_read_only: bool = False
     open: OpenStreams = field(default_factory=OpenStreams)
+    scrapers: KnownScrapers = field(default_factory=KnownScrapers)
