@@ -14,6 +14,7 @@ from taskharbor.core.hooks import ClockJumped, JobDead, LeasesExpired
 from taskharbor.core.ids import new_token
 from taskharbor.core.model import AuditEntry
 from taskharbor.core.retention import KEEP, check_retention
+from taskharbor.core.statistics import ROLL_UP, ROLL_UP_PERIOD
 from taskharbor.core.text import duration_text
 from taskharbor.diagnosis import WORKER_ALIVE_WITHIN, WORKER_GONE_AFTER
 from taskharbor.drivers.base import STORE_BATCH
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
     from taskharbor.service import ServiceLoops
 
 _LOG: Final = logging.getLogger("taskharbor.janitor")
-PERIOD: Final = timedelta(seconds=5)
+PERIOD: Final = ROLL_UP_PERIOD
 STATS_RETENTION: Final = timedelta(days=8)
-ROLL_UP: Final = "roll-up"
-"""The duty that updates counts and statistics."""
 AUDIT_RETENTION: Final = timedelta(days=90)
 PRUNE_WITHIN: Final = timedelta(seconds=2)
 WORKER_RETENTION: Final = timedelta(days=7)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.errors import InvalidRequest, SchemaOutOfDate
 from taskharbor.core.results import QueueStats
 from taskharbor.core.states import WAITING
-from taskharbor.core.statistics import MINUTE, GroupBy, Metric, SeriesQuery, begin_of
+from taskharbor.core.statistics import MINUTE, ROLL_UP, ROLL_UP_PERIOD, GroupBy, Metric, SeriesQuery, begin_of
 from taskharbor.diagnosis import is_alive
-from taskharbor.janitor import PERIOD, ROLL_UP
 from taskharbor.views import iso_time, queue_view
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def empty_queue(name: str) -> QueueStats:
 
 def counted_at(duties: Mapping[str, datetime]) -> datetime | None:
     """Return when counts and statistics were last updated, by the store's *duties*; None if that was never done."""
-    return None if ROLL_UP not in duties else duties[ROLL_UP] - PERIOD
+    return None if ROLL_UP not in duties else duties[ROLL_UP] - ROLL_UP_PERIOD
 
 
 def describe_queues(inspector: Inspector, queues: Sequence[QueueStats], *, only: str | None = None) -> list[View]:

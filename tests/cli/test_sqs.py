@@ -44,8 +44,8 @@ def _json(capsys: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.mark.usefixtures("environment")
 def test_setup_makes_the_queues_and_can_be_called_again(capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(2):
-        assert run(cli, ["sqs", "setup", "-q", "mail,default", "--json"]) == ExitCode.OK
+    for queues in (["-q", "mail,default"], ["-q", "mail", "--queues", "default"]):
+        assert run(cli, ["sqs", "setup", *queues, "--json"]) == ExitCode.OK
 
         assert _json(capsys)["queues"] == {
             ".unreadable": "taskharbor-unreadable",

@@ -15,8 +15,7 @@ import pytest
 
 from taskharbor.cli.main import ExitCode
 from taskharbor.core.model import WorkerRecord
-from taskharbor.core.statistics import MINUTE, Metric, StatisticTally, begin_of
-from taskharbor.janitor import PERIOD, ROLL_UP
+from taskharbor.core.statistics import MINUTE, ROLL_UP, ROLL_UP_PERIOD, Metric, StatisticTally, begin_of
 from tests.support.cli_processes import LIMIT_SECONDS, PYTHON
 from tests.support.waiting import wait_until
 
@@ -50,7 +49,7 @@ def test_counts_that_are_not_updated_are_called_old(
     [mail] = any_console("queues", "list", "--json").data["queues"]
     assert mail["counted_at"] is None
 
-    any_console.driver.maintenance.claim_duty(ROLL_UP, every=PERIOD)
+    any_console.driver.maintenance.claim_duty(ROLL_UP, every=ROLL_UP_PERIOD)
     any_console.driver.maintenance.roll_up(keep=timedelta(days=1))
     [mail] = any_console("queues", "list", "--json").data["queues"]
     assert abs(datetime.fromisoformat(mail["counted_at"]) - any_console.driver.inspector.now()) < timedelta(seconds=30)

@@ -171,9 +171,10 @@ def test_unknown_types_are_dead_lettered_or_left_as_configured(url: str, driver:
         assert worker.wait(LIMIT_SECONDS) == 0
 
 
-def test_a_worker_serves_only_its_queues(url: str, driver: Driver, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [["-q", "mail:2,reports"], ["-q", "mail:2", "--queues", "reports"]])
+def test_a_worker_serves_only_its_queues(url: str, driver: Driver, tmp_path: Path, options: list[str]) -> None:
     other = enqueue(driver, "greet", name="Grace")
-    with started(tmp_path, "worker", "shop.py", "--url", url, "-q", "mail:2,reports") as worker:
+    with started(tmp_path, "worker", "shop.py", "--url", url, *options) as worker:
         served = [enqueue(driver, "greet", queue=queue, name="Ada") for queue in ("mail", "reports")]
         wait_until(lambda: {status_of(driver, job_id) for job_id in served} == {Status.SUCCEEDED})
         [record] = driver.inspector.workers()
@@ -326,6 +327,7 @@ def test_what_names_no_queue_or_no_limit_is_refused(text: str) -> None:
             "-q mail:0",
             "invalid value for '-q' / '--queues': 'mail:0': write a queue's name, or .*, such as mail:10; .*",
         ),
+        ("-q mail,mail:2", "invalid value for '-q' / '--queues': 'mail': a queue may be named only once; .*"),
         ("-q two/words", "queue is 'two/words': must match .*"),
         ("-c 0", "invalid value for '-c' / '--concurrency': .*"),
         ("--prefetch -1", "invalid value for '--prefetch': .*"),

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from taskharbor import Harbor, MemoryDriver
+from taskharbor.core.statistics import ROLL_UP, ROLL_UP_PERIOD
 from taskharbor.drivers import migrate
 from taskharbor.drivers.postgres.schema import MIGRATIONS
-from taskharbor.janitor import PERIOD, ROLL_UP
 from tests.support.dashboard_rig import HistoryClock, serve_site
 from tests.support.postgres import NEWEST, database, schema_at
 from tests.support.waiting import wait_until
@@ -31,7 +31,7 @@ def strips(site: UiSite) -> list[str]:
 
 def roll_up(site: UiSite) -> None:
     """Update the counts as a janitor does."""
-    assert site.driver.maintenance.claim_duty(ROLL_UP, every=PERIOD)
+    assert site.driver.maintenance.claim_duty(ROLL_UP, every=ROLL_UP_PERIOD)
     site.roll_up()
 
 
@@ -45,7 +45,7 @@ def test_a_store_that_nothing_is_wrong_with_has_no_strip(site: UiSite) -> None:
 def test_counts_over_15_seconds_old_are_pointed_out_until_updated() -> None:
     clock = HistoryClock(timedelta(seconds=42))
     with Harbor(MemoryDriver(clock=clock)) as harbor:
-        harbor.driver.maintenance.claim_duty(ROLL_UP, every=PERIOD)
+        harbor.driver.maintenance.claim_duty(ROLL_UP, every=ROLL_UP_PERIOD)
         clock.skip(timedelta(seconds=42))
         with serve_site(harbor=harbor) as site:
             [strip] = strips(site)
@@ -72,10 +72,10 @@ def test_a_strip_disappears_from_an_open_page(screen: Screen, site: UiSite, monk
     site.enqueue(queue="mail")
     site.roll_up()
     roll_up(site)
-    monkeypatch.setattr("taskharbor.dashboard.shell.MAX_ROLL_UP_AGE", -timedelta(hours=1))
+    monkeypatch.setattr("taskharbor.dashboard.shell.MAX_COUNT_AGE", -timedelta(hours=1))
     screen.go("/queues")
     assert "Counts and charts are" in screen.text(".strip")
 
-    monkeypatch.setattr("taskharbor.dashboard.shell.MAX_ROLL_UP_AGE", timedelta(hours=1))
+    monkeypatch.setattr("taskharbor.dashboard.shell.MAX_COUNT_AGE", timedelta(hours=1))
 
     screen.page.wait_for_selector(".strip", state="detached", timeout=30_000)  # checked every 10 s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-import click
+from taskharbor.cli.queue_option import queue_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,12 +48,10 @@ def queue_names(text: str) -> tuple[str, ...]:
     return names
 
 
-queues_option = click.option(
-    "-q",
-    "--queues",
-    type=queue_names,
+queues_option = queue_option(
+    queue_names,
     metavar="NAME,…",
-    help="Names of the queues.  [default: default, and those of the app's tasks]",
+    help_text="Names of the queues.  [default: default, and those of the app's tasks]",
 )
 
 

@@ -22,6 +22,9 @@ MAX_ROWS: Final = 20_000
 """The stored rows that one read may sum up: more would take the store over 50 ms."""
 FINE_FOR: Final = timedelta(hours=6)
 """How long counts by minute are kept, and the depths of every minute. After that, those of each `COARSE_STEP`."""
+ROLL_UP: Final = "roll-up"
+"""The duty that updates counts and statistics."""
+ROLL_UP_PERIOD: Final = timedelta(seconds=5)
 MINUTE: Final = timedelta(minutes=1)
 COARSE_STEP: Final = timedelta(minutes=15)
 HOUR: Final = timedelta(hours=1)

@@ -10,6 +10,7 @@ from taskharbor._version import __version__
 from taskharbor.core.states import Status
 from taskharbor.core.text import plural
 from taskharbor.dashboard.texts import short_name, span
+from taskharbor.queues import MAX_COUNT_AGE
 from taskharbor.workers import WorkerState, state_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ THEMES: Final = ("system", "light", "dark")
 TIMES: Final = ("ago", "utc", "local")
 DENSITIES: Final = ("normal", "compact")
 MAX_SKEW: Final = timedelta(seconds=5)
-MAX_ROLL_UP_AGE: Final = timedelta(seconds=15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ async def _strips(request: UiRequest, now: datetime) -> list[str]:
     if pending := await request.reads.pending_migrations():
         strips.append(f"The schema of the store is behind by {plural(pending, 'migration')}: taskharbor migrate up.")
     rolled_up_at = await request.reads.rolled_up_at()
-    if rolled_up_at is not None and now - rolled_up_at > MAX_ROLL_UP_AGE:
+    if rolled_up_at is not None and now - rolled_up_at > MAX_COUNT_AGE:
         strips.append(
             f"Counts and charts are {span(now - rolled_up_at)} old: workers and janitors update them, and none is live."
         )

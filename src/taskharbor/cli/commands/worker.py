@@ -18,6 +18,7 @@ from taskharbor.cli.options import (
     unknown_types,
     url_of_app_option,
 )
+from taskharbor.cli.queue_option import queue_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,12 +34,10 @@ CONCURRENCY: Final = 16
 
 @click.command()
 @click.argument("app", required=False)
-@click.option(
-    "-q",
-    "--queues",
-    type=queues,
+@queue_option(
+    queues,
     metavar="NAME[:N],…",
-    help="Queues, and how many jobs of each to run concurrently.  [default: default, and those of the tasks]",
+    help_text="Queues, and how many jobs of each to run concurrently.  [default: default, and those of the tasks]",
 )
 @click.option(
     "-c",
