@@ -1,6 +1,6 @@
 """Plant each bug in turn, and print which tests caught it.
 
-python -m tests.planted [kit|whole-kit|worker|isolation|api|cli|core|postgres|stores|simulation|browser]
+python -m tests.planted [kit|whole-kit|worker|isolation|api|dashboard|cli|core|services|postgres|stores|…]
 
 By default, all groups are planted.
 
@@ -45,13 +45,11 @@ FOLDERS: Final = {
     "kit": ("conformance/",),
     "worker": ("worker/",),
     "isolation": ("isolation/", "handler_threads", "health/", "janitor", "runtime"),
-    "api": ("api/", "dashboard/"),
+    "api": ("api/",),
+    "dashboard": ("dashboard/",),
     "cli": ("cli/",),
-    "core": (
-        "core/",
-        "schedules/",
-        "observability/",
-        "testing/",
+    "core": ("core/", "schedules/", "observability/", "testing/"),
+    "services": (
         "audit_log",
         "cancellation",
         "client",
