@@ -30,7 +30,7 @@ PARALLEL_GROUPS: Final = 3
 FAILURE_LINES: Final = 6
 FAILURE_WIDTH: Final = 160
 PLANTED: Final = (
-    "kit", "worker", "isolation", "api", "dashboard", "cli", "core", "services", "postgres", "stores",
+    "kit", "worker", "isolation", "api", "dashboard", "cli", "core", "services", "postgres", "doctor", "stores",
 )  # fmt: skip
 ONE_AT_A_TIME: Final = frozenset(f"planted-{part}" for part in PLANTED)
 """Groups of many processes, most of which wait. One of them runs beside the others. `benchmarks.planted` plants the

@@ -1,6 +1,6 @@
 """Plant each bug in turn, and print which tests caught it.
 
-python -m tests.planted [kit|whole-kit|worker|isolation|api|dashboard|cli|core|services|postgres|stores|…]
+python -m tests.planted [kit|whole-kit|worker|isolation|api|dashboard|cli|core|services|postgres|doctor|stores|…]
 
 By default, all groups are planted.
 
@@ -64,8 +64,8 @@ FOLDERS: Final = {
         "watcher",
     ),
     "postgres": ("drivers/postgres/",),
+    "doctor": ("doctor/",),
     "stores": (
-        "doctor/",
         "drivers/audit",
         "drivers/backlogs",
         "drivers/interrupts",
