@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from benchmarks.peers import page
+from benchmarks.peers import page, tables
 from benchmarks.peers.catalog import POSTGRESQL, REDIS, REDIS_OPTIONS, SQLITE, SYSTEMS
 from benchmarks.peers.claims import claimed
 from benchmarks.peers.databases import Databases
@@ -77,6 +77,9 @@ def main(arguments: Sequence[str]) -> int:
     sizes = QUICK if options.quick else FULL
     sizes = replace(sizes, backlog=options.backlog or sizes.backlog)
     described = {each.name: about(each) for each in systems}
+    earlier = json.loads(Path(options.output).read_text("utf-8")) if options.add else None
+    if earlier and earlier["sizes"] != asdict(sizes):
+        sys.exit(f"{options.output} has figures of other sizes: nothing can be added to it")
     started = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
@@ -85,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         rounds = Rounds(Trials(Path(folder), server, sizes).measure)
 
         def report() -> dict[str, Any]:
-            return {
+            ran = {
                 "measured": rounds.measured,
                 "not measured": {
                     what: reason.replace(str(ROOT), ".").replace(folder, "…") for what, reason in rounds.missing.items()
@@ -95,6 +98,7 @@ def main(arguments: Sequence[str]) -> int:
                 "minutes": round((time.monotonic() - started) / 60, 1),
                 "machine": {**machine(), "postgresql": f"{server.version // 10_000}.{server.version % 10_000}"},
             }
+            return tables.added(earlier, ran) if earlier else ran
 
         def save() -> None:
             if options.output:
@@ -141,6 +145,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--measures", default=",".join(MEASURES), help="[%(default)s]")
     parser.add_argument("--settings", default="installed,tuned", help="[%(default)s]")
     parser.add_argument("--backlog", type=int, metavar="JOBS", help=f"of the measure backlog [{FULL.backlog:,}]")
+    parser.add_argument("--add", action="store_true", help="keep the other measures that the output has")
     parser.add_argument("--output", metavar="FILE", help=f"JSON [{FIGURES.relative_to(ROOT)}, or none if quick]")
     options = parser.parse_args(arguments)
     options.budget = options.budget or (QUICK_MINUTES if options.quick else UNLIMITED_MINUTES)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.peers import tables
 from benchmarks.peers.environments import ROOT
-from benchmarks.peers.plan import MAX_PEER_BACKLOG
+from benchmarks.peers.plan import MAX_PEER_BACKLOG, MEASURES
 from benchmarks.peers.plots import plots
 from tools.render_picture import FOLDER
 
@@ -62,9 +62,10 @@ def _missing(report: dict[str, Any]) -> str:
 
 def _machine(report: dict[str, Any]) -> str:
     machine, sizes = report["machine"], report["sizes"]
+    later = "".join(f", and on {day} ({MEASURES[measure].title})" for measure, day in report.get("days", {}).items())
     return (
         textwrap.fill(
-            f"Measured on {machine['date']}, in {report['minutes']:.0f} minutes: {machine['cores']} cores, "
+            f"Measured on {machine['date']}, in {report['minutes']:.0f} minutes{later}: {machine['cores']} cores, "
             f"PostgreSQL {machine['postgresql']}, Python {machine['python']}. "
             f"Drains run {sizes['drain']:,} jobs, under an old snapshot {sizes['snapshot']:,}. "
             f"The store with finished jobs has {sizes['history']:,} of them. "

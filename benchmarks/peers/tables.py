@@ -22,6 +22,7 @@ from benchmarks.peers.claims import (
     verdicts,
 )
 from benchmarks.peers.environments import ROOT
+from benchmarks.peers.plan import MEASURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +110,20 @@ class Summary:
 def load() -> dict[str, Any] | None:
     """Return the report of the last run, or None if there is none."""
     return json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else None
+
+
+def added(earlier: dict[str, Any], ran: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of *earlier* with the measures that *ran* in place of its own, and the day of these."""
+    days = {**earlier.get("days", {}), **dict.fromkeys(ran["measured"], ran["machine"]["date"])}
+    titles = tuple(f"{MEASURES[measure].title}, " for measure in ran["measured"])
+    kept = {what: reason for what, reason in earlier["not measured"].items() if not what.startswith(titles)}
+    return {
+        **earlier,
+        "measured": earlier["measured"] | ran["measured"],
+        "not measured": kept | ran["not measured"],
+        "systems": earlier["systems"] | ran["systems"],
+        "days": days,
+    }
 
 
 def summary(values: Sequence[float | None]) -> Summary | None:

@@ -6,13 +6,14 @@ import multiprocessing
 import re
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchmarks.peers.catalog import LOSSES, SCRIPTS, SYSTEMS, System
 from benchmarks.peers.environments import LOCKS, versions
 from benchmarks.peers.stores import SqliteStores
+from benchmarks.peers.tables import added
 from benchmarks.peers.ticks import Ticks, read
 
 if TYPE_CHECKING:
@@ -103,3 +104,25 @@ def test_a_store_that_could_not_be_filled_is_filled_again(tmp_path: Path) -> Non
     stores.once("filled", lambda url: _execute(url, "CREATE TABLE job AS SELECT 1 AS id"))
     with stores.counting("filled") as ask:
         assert ask("SELECT count(*) FROM job") == 1
+
+
+def test_measures_that_are_added_replace_earlier_ones_and_name_their_day() -> None:
+    earlier: dict[str, Any] = {
+        "measured": {"bulk": {"jobs/s": {"raw (tuned)": [1.0]}}, "single": {"jobs/s": {"raw (tuned)": [1.0, 2.0]}}},
+        "not measured": {"Enqueue one by one, rq (tuned)": "ended", "Enqueue in bulk, rq (tuned)": "ended"},
+        "systems": {"raw": {}, "rq": {}},
+        "machine": {"date": "2026-11-18"},
+    }
+    ran: dict[str, Any] = {
+        "measured": {"single": {"jobs/s": {"raw (tuned)": [3.0]}}},
+        "not measured": {},
+        "systems": {"raw": {"versions": []}},
+        "machine": {"date": "2026-11-19"},
+    }
+
+    report = added(earlier, ran)
+
+    assert report["measured"] == earlier["measured"] | ran["measured"]
+    assert report["not measured"] == {"Enqueue in bulk, rq (tuned)": "ended"}
+    assert report["systems"] == {"raw": {"versions": []}, "rq": {}}
+    assert (report["machine"], report["days"]) == ({"date": "2026-11-18"}, {"single": "2026-11-19"})
