@@ -170,7 +170,12 @@ def main(names: Sequence[str]) -> int:
     with ThreadPoolExecutor(1) as planting, ThreadPoolExecutor(PARALLEL_GROUPS) as others:
         pools = {name: planting if name in ONE_AT_A_TIME else others for name in names or GROUPS}
         started = [pool.submit(run_group, name) for name, pool in pools.items()]
-        runs = [each.result() for each in started]
+        try:
+            runs = [each.result() for each in started]
+        except KeyboardInterrupt:
+            for each in started:
+                each.cancel()
+            raise
     print_table(runs, timedelta(seconds=time.monotonic() - start))
     return 0 if all(run.passed for run in runs) else 1
 
