@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskharbor.core.ids import JobId
-    from taskharbor.drivers.postgres.notify import PostgresListener
+    from taskharbor.drivers.postgres.notify import PostgresListener, PostgresNotifier
     from taskharbor.drivers.postgres.server import ServerConnection
 
 SHORT: Final = timedelta(milliseconds=50)
@@ -217,24 +217,47 @@ def test_inserts_in_quick_succession_share_the_notify_of_a_thread(
         assert (listener.wait(DEADLINE), driver._notifier._thread is None) == (Notice.JOBS, False)  # noqa: SLF001  as above
 
 
+class Inserts:
+    """Inserts of a driver that contain their NOTIFY, by a clock that they move."""
+
+    def __init__(self, notifier: PostgresNotifier, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._notifier, self._now = notifier, 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: self._now)
+
+    def is_rare_after(self, seconds: float) -> bool:
+        self._now += seconds
+        return self._notifier.may_join()
+
+    def insert(self, *, seconds: float) -> None:
+        def take() -> int:
+            self._now += seconds
+            return 1
+
+        self._notifier.join(take)
+
+
 def test_an_insert_is_rare_again_after_twenty_times_its_duration(
     driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    notifier = driver._notifier  # noqa: SLF001  not part of the API
+    inserts = Inserts(driver._notifier, monkeypatch)  # noqa: SLF001  not part of the API
 
-    def insert() -> int:
-        clock[0] += 1.0
-        return 1
+    first, during = inserts.is_rare_after(0), inserts.is_rare_after(0)
+    inserts.insert(seconds=1)
 
-    first, during = notifier.may_join(), notifier.may_join()
-    notifier.join(insert)
-    clock[0] += 19.9
-    soon = notifier.may_join()
-    clock[0] += 0.2
+    assert (first, during, inserts.is_rare_after(19.9), inserts.is_rare_after(0.2)) == (True, False, False, True)
 
-    assert (first, during, soon, notifier.may_join()) == (True, False, False, True)
+
+def test_only_a_second_slow_insert_makes_the_next_one_wait_longer(
+    driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inserts = Inserts(driver._notifier, monkeypatch)  # noqa: SLF001  as above
+
+    rare = []
+    for seconds in (0.001, 1, 1):
+        rare.append(inserts.is_rare_after(0.1))
+        inserts.insert(seconds=seconds)
+
+    assert (rare, inserts.is_rare_after(19.9), inserts.is_rare_after(0.2)) == ([True, True, True], False, True)
 
 
 def test_an_insert_beside_a_listener_of_its_driver_does_not_contain_notify(driver: PostgresDriver) -> None:

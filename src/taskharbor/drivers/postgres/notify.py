@@ -35,7 +35,10 @@ MAX_NOTIFY_SECONDS: Final = 0.005
 """Seconds between two NOTIFY statements. The pause grows while several calls request one, and they share it."""
 MIN_JOIN_SECONDS: Final = 0.01
 JOIN_COST_FACTOR: Final = 20
-"""An insert contains its NOTIFY if the last one was so long ago, and so many times what the last such one took."""
+"""An insert contains its NOTIFY if the last one was so long ago, and so many times its duration.
+
+The faster of the last two counts: those that wait for the NOTIFY of other processes are all slow, others sometimes.
+"""
 FAILED_JOIN_SECONDS: Final = 60.0  # after an insert that failed, possibly by its NOTIFY, until the next one contains it
 NOTIFY: Final[LiteralString] = """
     SELECT pg_notify(%(channel)s, queue)
@@ -86,7 +89,7 @@ class PostgresNotifier:
         self._thread: threading.Thread | None = None
         self._is_closed = self._is_pausing = False
         self._requests, self._pause = 0, MIN_NOTIFY_SECONDS
-        self._next_join_at = 0.0
+        self._next_join_at, self._last_join_seconds = 0.0, inf
         self._pid = os.getpid()
 
     def _reset_after_fork(self) -> None:
@@ -113,7 +116,9 @@ class PostgresNotifier:
         began_at, pause = time.monotonic(), FAILED_JOIN_SECONDS
         try:
             answer = insert()
-            pause = max(MIN_JOIN_SECONDS, JOIN_COST_FACTOR * (time.monotonic() - began_at))
+            seconds = time.monotonic() - began_at
+            pause = max(MIN_JOIN_SECONDS, JOIN_COST_FACTOR * min(seconds, self._last_join_seconds))
+            self._last_join_seconds = seconds
         except ProgramLimitExceeded:  # the server's queue of notifications is full
             return None
         finally:
