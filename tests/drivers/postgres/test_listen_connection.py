@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskharbor.drivers.postgres import PostgresDriver, notify
-from taskharbor.drivers.postgres.notify import ListenConnection
+from taskharbor.drivers.postgres import PostgresDriver, listen
+from taskharbor.drivers.postgres.listen import ListenConnection
 from tests.support.postgres import emptied
 from tests.support.waiting import LIMIT_SECONDS, wait_until
 
@@ -76,7 +76,7 @@ class ObservedSocket:
 def test_closing_a_listener_ends_its_thread_in_any_order(
     monkeypatch: pytest.MonkeyPatch, kind: type[ListenConnection]
 ) -> None:
-    monkeypatch.setattr(notify, "ListenConnection", kind)
+    monkeypatch.setattr(listen, "ListenConnection", kind)
     with closing(PostgresDriver(emptied())) as driver:
         listener = driver.listen(["default"])
         connection: Any = driver._listeners._listen_connection  # noqa: SLF001  not part of the API

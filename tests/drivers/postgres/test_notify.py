@@ -17,7 +17,7 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.results import Enqueued
 from taskharbor.drivers import migrate
 from taskharbor.drivers.base import Notice
-from taskharbor.drivers.postgres import PostgresDriver, insert, notify
+from taskharbor.drivers.postgres import PostgresDriver, insert, listen, notify
 from taskharbor.drivers.postgres.schema import MIGRATIONS
 from taskharbor.drivers.postgres.server import ServerAddress
 from taskharbor.testing.conformance.subject import new_job
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskharbor.core.ids import JobId
-    from taskharbor.drivers.postgres.notify import PostgresListener, PostgresNotifier
+    from taskharbor.drivers.postgres.listen import PostgresListener
+    from taskharbor.drivers.postgres.notify import PostgresNotifier
     from taskharbor.drivers.postgres.server import ServerConnection
 
 SHORT: Final = timedelta(milliseconds=50)
@@ -60,8 +61,8 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]
 @pytest.fixture
 def _short_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let LISTEN connections test themselves after 0.1 s, with a timeout of 0.5 s."""
-    monkeypatch.setattr(notify, "SELF_TEST_SECONDS", 0.1)
-    monkeypatch.setattr(notify, "ECHO_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(listen, "SELF_TEST_SECONDS", 0.1)
+    monkeypatch.setattr(listen, "ECHO_TIMEOUT_SECONDS", 0.5)
 
 
 def connection_of(driver: PostgresDriver) -> object:
@@ -170,7 +171,7 @@ def test_behind_a_pooler_listen_is_disabled_and_waiting_uses_no_cpu(url: str, ca
 def test_a_connection_cut_many_times_in_a_row_leaves_one_listener_that_is_notified(
     url: str, driver: PostgresDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "RECONNECT_SECONDS", 0.001)
+    monkeypatch.setattr(listen, "RECONNECT_SECONDS", 0.001)
     with (
         Proxy(url) as proxy,
         closing(PostgresDriver(proxy.url)) as cut,

@@ -24,7 +24,7 @@ from tests.support.waiting import LIMIT_SECONDS, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taskharbor.drivers.postgres.notify import PostgresListener
+    from taskharbor.drivers.postgres.listen import PostgresListener
 
 DEADLINE: Final = timedelta(seconds=5)  # far longer than a notification takes
 SHORT: Final = timedelta(milliseconds=50)

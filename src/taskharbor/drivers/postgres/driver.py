@@ -19,14 +19,9 @@ from taskharbor.drivers.postgres.attempt_logs import PostgresAttemptLogs
 from taskharbor.drivers.postgres.audit import PostgresAuditor
 from taskharbor.drivers.postgres.control import PostgresControl
 from taskharbor.drivers.postgres.inspector import PostgresInspector
+from taskharbor.drivers.postgres.listen import ListenerRegistry, PostgresListener
 from taskharbor.drivers.postgres.maintenance import PostgresMaintenance
-from taskharbor.drivers.postgres.notify import (
-    ListenerRegistry,
-    PostgresListener,
-    PostgresNotifier,
-    channel_name,
-    ready_queues,
-)
+from taskharbor.drivers.postgres.notify import PostgresNotifier, channel_name, ready_queues
 from taskharbor.drivers.postgres.operations import PostgresOperations
 from taskharbor.drivers.postgres.pool import PostgresPool, run_statements
 from taskharbor.drivers.postgres.rows import JOB, NOW, claimed
