@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from taskharbor.core.errors import SchemaOutOfDate
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.janitor import ClockGuard
 from taskharbor.runtime import START_BATCH, ThreadRuntime, run_coroutine, start_all
@@ -270,26 +269,6 @@ def test_the_runtime_clock_counts_while_the_machine_is_suspended(monkeypatch: py
 
     assert jumps == []
     assert guard.may_reclaim()
-
-
-def test_a_schema_that_is_out_of_date_is_logged_once_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("taskharbor.runtime.ERROR_PAUSE", timedelta(milliseconds=1))
-    errors = iter([*5 * [SchemaOutOfDate("1", "3", "run 'taskharbor migrate up'")], None])
-
-    def tick() -> timedelta | None:
-        if (error := next(errors)) is not None:
-            raise error
-        return None
-
-    assert ThreadRuntime(sync_threads=1).serve("janitor", tick).join(timedelta(seconds=LIMIT_SECONDS))
-
-    [record] = [record for record in caplog.records if "janitor" in record.getMessage()]
-    assert record.getMessage() == (
-        "janitor loop failed; retrying: the store's schema is 1, this code needs 3: run 'taskharbor migrate up'"
-    )
-    assert record.exc_info is None
 
 
 def test_a_task_factory_that_raises_leaves_no_coroutine_without_a_report(caplog: pytest.LogCaptureFixture) -> None:

@@ -123,7 +123,7 @@ class FakeRuntime(ThreadRuntime):
         self.woken: list[str] = []
         self.served: list[str] = []
 
-    def serve(self, name: str, tick: Any) -> Any:  # noqa: ARG002  the signature is the runtime's
+    def serve(self, name: str, tick: Any, between: Any = None) -> Any:  # noqa: ARG002  the signature is the runtime's
         self.served.append(name)
         return SimpleNamespace(wake=lambda: self.woken.append(name), join=lambda _timeout: True)
 

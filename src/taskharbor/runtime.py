@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeV
 
 from taskharbor.core.ids import new_token
 from taskharbor.handler_threads import HandlerThreads
-from taskharbor.observability.failure_log import FailureLog
+from taskharbor.thread_loop import EventPause, ThreadLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from taskharbor.core.ids import Token
+    from taskharbor.thread_loop import LoopPause
 
     AsyncWork = tuple[Coroutine[Any, Any, None], Any]
     """A coroutine, and what its observer knows it by."""
@@ -38,7 +39,6 @@ NO_PAUSE: Final = timedelta(0)
 MIN_PAUSE: Final = timedelta(milliseconds=1)
 """The shortest pause that lets other threads run."""
 _LOG: Final = logging.getLogger("taskharbor.runtime")
-ERROR_PAUSE: Final = timedelta(seconds=1)
 MAX_STACK_FRAMES: Final = 30
 CANCEL_GRACE_SECONDS: Final = 1.0
 """How long a cancelled coroutine may take to end."""
@@ -112,8 +112,11 @@ class Runtime(Protocol):
     def lock(self) -> AbstractContextManager[Any]:
         """Return a new lock."""
 
-    def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ServiceLoop:
-        """Start a loop that calls *tick*, pauses for the returned time, and ends when *tick* returns None."""
+    def serve(self, name: str, tick: Callable[[], timedelta | None], between: LoopPause | None = None) -> ServiceLoop:
+        """Start a loop that calls *tick*, pauses for the returned time, and ends when *tick* returns None.
+
+        A runtime with a single thread ignores *between*.
+        """
 
     def run_sync(self, work: Callable[[], None], on_idle: Callable[[], None]) -> None:
         """Call *work* in a handler thread. A thread that has no more work calls *on_idle*, which may add some."""
@@ -165,8 +168,8 @@ class ThreadRuntime:
     def lock(self) -> AbstractContextManager[Any]:
         return threading.Lock()
 
-    def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ThreadLoop:
-        return ThreadLoop(name, tick)
+    def serve(self, name: str, tick: Callable[[], timedelta | None], between: LoopPause | None = None) -> ThreadLoop:
+        return ThreadLoop(name, tick, between or EventPause())
 
     def run_sync(self, work: Callable[[], None], on_idle: Callable[[], None]) -> None:
         self._threads.run(work, on_idle)
@@ -246,38 +249,6 @@ class _Awaited(Generic[T]):
 
 def _raise(error: BaseException) -> NoReturn:
     raise error
-
-
-class ThreadLoop:
-    """A thread that calls a tick repeatedly. An error in a tick is logged, and the loop continues after a second."""
-
-    def __init__(self, name: str, tick: Callable[[], timedelta | None]) -> None:
-        self._name = name
-        self._tick = tick
-        self._failures = FailureLog(_LOG)
-        self._woken = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"taskharbor-{name}", daemon=True)
-        self._thread.start()
-
-    def wake(self) -> None:
-        self._woken.set()
-
-    def join(self, timeout: timedelta) -> bool:
-        self._thread.join(timeout.total_seconds())
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while (pause := self._next_pause()) is not None:
-            if pause:
-                self._woken.wait(pause.total_seconds())
-            self._woken.clear()
-
-    def _next_pause(self) -> timedelta | None:
-        try:
-            return self._tick()
-        except BaseException as error:  # noqa: BLE001  even a hook's SystemExit must not end the loop
-            self._failures.unexpected(f"{self._name} loop", error)
-            return ERROR_PAUSE
 
 
 class EventLoopThread:

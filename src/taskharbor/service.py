@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskharbor.observability.failure_log import FailureLog
 from taskharbor.observability.hook_caller import NO_HOOKS
 from taskharbor.observability.log_guard import guard_loggers
-from taskharbor.runtime import ERROR_PAUSE, NO_PAUSE
+from taskharbor.runtime import NO_PAUSE
+from taskharbor.thread_loop import ERROR_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from taskharbor.observability.hook_caller import HookCaller
     from taskharbor.runtime import Runtime, ServiceLoop
+    from taskharbor.thread_loop import LoopPause
 
 _LOG: Final = logging.getLogger("taskharbor.runtime")
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
@@ -150,6 +152,7 @@ class ServiceLoops:
         self._loops: dict[str, ServiceLoop] = {}
         self._groups: dict[str, list[ServiceLoop]] = {}
         self._may_take: dict[str, timedelta] = {}
+        self._between: dict[str, LoopPause] = {}
         self.activities: dict[str, LoopActivity] = {}
         self.is_started = self.is_stopped = False
         self.failures = FailureLog(_LOG, runtime.monotonic, call_hooks=call_hooks)
@@ -161,13 +164,16 @@ class ServiceLoops:
         *,
         on_demand: bool = False,
         may_take: timedelta = NO_PAUSE,
+        between: LoopPause | None = None,
     ) -> None:
         """Register a loop. One that is *on_demand* is not started by `start`, and outlives `stop`.
 
-        *may_take* is how long one tick takes by design.
+        *may_take* is how long one tick takes by design. Pauses are those of *between*, if given.
         """
         (self._on_demand if on_demand else self._ticks)[name] = tick
         self._may_take[name] = may_take
+        if between is not None:
+            self._between[name] = between
 
     def start(self) -> None:
         self.is_started = True
@@ -228,7 +234,7 @@ class ServiceLoops:
             activity.noted = (monotonic(), False, pause, "")
             return pause
 
-        return self._runtime.serve(name, tick_and_note)
+        return self._runtime.serve(name, tick_and_note, self._between.get(name))
 
     def _unless_stopped(self, tick: Callable[[], timedelta | None]) -> Callable[[], timedelta | None]:
         return lambda: None if self.is_stopped else tick()

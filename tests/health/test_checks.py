@@ -47,7 +47,7 @@ class Rig(ThreadRuntime):
     def monotonic(self) -> float:
         return self.time
 
-    def serve(self, name: str, tick: Callable[[], timedelta | None]) -> Any:
+    def serve(self, name: str, tick: Callable[[], timedelta | None], _between: Any = None) -> Any:
         self.ticks[name] = tick
 
     def start(self) -> None:

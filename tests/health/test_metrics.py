@@ -31,7 +31,7 @@ class ManualRuntime(ThreadRuntime):
     def monotonic(self) -> float:
         return self.time
 
-    def serve(self, name: str, tick: Callable[[], timedelta | None]) -> Any:
+    def serve(self, name: str, tick: Callable[[], timedelta | None], _between: Any = None) -> Any:
         self.ticks[name] = tick
 
 

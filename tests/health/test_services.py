@@ -52,7 +52,7 @@ def test_a_worker_is_not_ready_before_its_first_claim_and_after_its_stop() -> No
     worker.stop()
 
     assert before == {"claims": "no claim has been answered yet"}
-    assert {"source", "recorder", "lease-heartbeat", "worker-heartbeat", "janitor", "listener"} <= loops
+    assert {"source", "recorder", "lease-heartbeat", "worker-heartbeat", "janitor"} <= loops
     assert failed(health) == {"shutdown": "the service is stopping"}
     assert is_passed(health.live())
 

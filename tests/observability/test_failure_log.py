@@ -132,7 +132,7 @@ def test_a_loop_that_keeps_failing_logs_one_traceback(
             raise LookupError("no such row")
         return None
 
-    monkeypatch.setattr("taskharbor.runtime.ERROR_PAUSE", timedelta(milliseconds=1))
+    monkeypatch.setattr("taskharbor.thread_loop.ERROR_PAUSE", timedelta(milliseconds=1))
     loop = ThreadRuntime(sync_threads=1).serve("recorder", tick)
 
     assert loop.join(timedelta(seconds=20))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
-    from taskharbor.runtime import ThreadLoop
+    from taskharbor.thread_loop import LoopPause, ThreadLoop
 
 LONG_POLL: Final = timedelta(seconds=30)
 
@@ -291,8 +291,10 @@ def test_a_worker_continues_if_its_first_job_ends_during_the_start() -> None:
     driver, ran = MemoryDriver(), list[str]()
 
     class SlowToStart(ThreadRuntime):
-        def serve(self, name: str, tick: Callable[[], timedelta | None]) -> ThreadLoop:
-            loop = super().serve(name, tick)
+        def serve(
+            self, name: str, tick: Callable[[], timedelta | None], between: LoopPause | None = None
+        ) -> ThreadLoop:
+            loop = super().serve(name, tick, between)
             if name == "source":  # it runs, and cannot be woken yet
                 wait_until(lambda: stored(driver, first).status is Status.SUCCEEDED)
             return loop

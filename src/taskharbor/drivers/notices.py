@@ -40,7 +40,7 @@ class Listener(Protocol):
         """
 
     def wake(self) -> None:
-        """End the current wait, or else the next one, with `Notice.ALL`. Callable from any thread."""
+        """End the current wait, or else the next one, with `Notice.JOBS`. Callable from any thread."""
 
     def close(self) -> None:
         """Stop listening and release all resources. No thread may be waiting: call `wake` first."""

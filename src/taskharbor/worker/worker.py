@@ -14,7 +14,6 @@ from taskharbor.core.outcome import DEFAULT_POLICY
 from taskharbor.core.retention import KEEP, check_retention
 from taskharbor.core.statistics import check_version
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE
-from taskharbor.drivers.notices import Notice
 from taskharbor.health import WatchedService
 from taskharbor.janitor import MAX_TICK as MAX_JANITOR_TICK
 from taskharbor.janitor import Janitor
@@ -45,6 +44,7 @@ from taskharbor.worker.heartbeats import WorkerHeartbeat, worker_id
 from taskharbor.worker.isolation.pool import CHILD_MAX_JOBS
 from taskharbor.worker.isolation.setup import Isolation
 from taskharbor.worker.lifespan import LifespanRun, check_lifespan
+from taskharbor.worker.notified_pause import NotifiedPause
 from taskharbor.worker.pipeline import build_pipeline
 from taskharbor.worker.recycling import Recycling
 from taskharbor.worker.schedule_registration import register_schedules
@@ -72,7 +72,7 @@ _LOG: Final = logging.getLogger("taskharbor.worker")
 SHUTDOWN_POLL: Final = timedelta(milliseconds=20)
 NO_TIMEOUT: Final = timedelta(days=3650)
 LOOP_JOIN_TIMEOUT: Final = timedelta(seconds=5)
-LISTEN_TIMEOUT: Final = timedelta(minutes=1)
+LISTEN_PAUSE: Final = timedelta(minutes=1)
 """How long one wait for notifications takes at most. Sources poll by themselves, and a stop ends the wait."""
 MAX_STORE_CALL: Final = timedelta(seconds=15)
 """How long one call of a store may take: it may wait for a connection, and then for the reply."""
@@ -259,17 +259,16 @@ class Worker:
             self._recycling.check_start(self._lifespan_run)
         if self._handlers.captures_logs:
             self._pipeline.logs.start()
+        notified = self._listen() if self._runtime.can_block else None
         for name, tick in self._ticks().items():
-            self._loops.add(name, tick, may_take=self._max_tick(name.partition(":")[0]))
+            between = notified if name == "source" else None
+            self._loops.add(name, tick, may_take=self._max_tick(name.partition(":")[0]), between=between)
         if self._schedules:
             self._loops.add(
                 "schedules", partial(register_schedules, self._scheduler, self._schedules, self._loops.failures)
             )
         if self._runtime.can_block:
-            queues = list(self._config.queues) if self._config.delivery is None else []  # a queue service delivers jobs
-            self._listener = self._driver.listen(queues, worker=self.id)
             self._loops.add("stall-detector", self.stalls.tick)
-            self._loops.add("listener", self._listen, may_take=LISTEN_TIMEOUT)
         self._loops.start()
         if self._runtime.can_block:
             self._loops.wake_all()  # a wake that came before its loop was registered was lost
@@ -407,8 +406,6 @@ class Worker:
 
     def _end(self) -> None:
         self._loops.begin_stop()
-        if self._listener is not None:
-            self._listener.wake()
         if unreleased := len(self._slots):
             _LOG.error("stopped with %d unreleased jobs; their leases will expire", unreleased)
         # Loops that wait for a store that is unavailable end later, without effect.
@@ -437,12 +434,16 @@ class Worker:
             **retention,
         )
 
-    def _listen(self) -> timedelta:
-        notice = Notice.NONE if self._listener is None else self._listener.wait(LISTEN_TIMEOUT)
-        if Notice.JOBS in notice:
-            self._loops.wake("source")
-        if Notice.CANCELS in notice:
-            self._pipeline.leases.note_cancels()
-            if len(self._slots):
-                self._loops.wake("lease-heartbeat")
-        return NO_PAUSE
+    def _listen(self) -> NotifiedPause:
+        """Listen to the store. The source waits for its notifications, unless a queue service delivers jobs."""
+        queues = list(self._config.queues) if self._config.delivery is None else []
+        self._listener = self._driver.listen(queues, worker=self.id)
+        notified = NotifiedPause(self._listener, on_cancels=self._note_cancels)
+        if self._config.delivery is not None:
+            self._loops.add("listener", lambda: LISTEN_PAUSE, between=notified)
+        return notified
+
+    def _note_cancels(self) -> None:
+        self._pipeline.leases.note_cancels()
+        if len(self._slots):
+            self._loops.wake("lease-heartbeat")

@@ -122,6 +122,17 @@ def test_a_commit_without_a_message_counts_as_a_job_and_as_a_cancel(file: Path) 
 
 
 @pytest.mark.usefixtures("driver")
+def test_a_wake_does_not_hide_a_commit_without_a_message(file: Path) -> None:
+    with closing(SqliteListener(file, ["default"], worker="one", poll=SHORT_WAIT)) as listener:
+        with closing(sqlite3.connect(file)) as db, db:
+            db.execute("CREATE TABLE other (id)")
+        listener.wake()
+        notices = [listener.wait(DEADLINE) for _ in range(2)]
+
+        assert Notice.ALL in notices
+
+
+@pytest.mark.usefixtures("driver")
 def test_the_socket_directory_is_private(file: Path) -> None:
     with listening(file):
         assert stat.S_IMODE(socket_dir(file).stat().st_mode) == 0o700

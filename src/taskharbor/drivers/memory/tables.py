@@ -67,7 +67,7 @@ class MemoryListener:
         return self.inbox.wait(timeout)
 
     def wake(self) -> None:
-        self.inbox.put(Notice.ALL)
+        self.inbox.put(Notice.JOBS)
 
     def close(self) -> None:
         self._notifier.remove(self)

@@ -227,7 +227,7 @@ class PostgresListener:
 
     def wake(self) -> None:
         self._reopen_after_fork()
-        self.inbox.put(Notice.ALL)
+        self.inbox.put(Notice.JOBS)
 
     def close(self) -> None:
         if self._pid == os.getpid():

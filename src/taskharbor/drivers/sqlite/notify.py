@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 ANY_CANCEL: Final = "!"
 """The topic of cancel requests for jobs of several workers."""
-WAKE: Final = "*"
-"""The topic that ends a wait, whatever the listener is notified of."""
+WAKE: Final = b"*"
+"""The message that ends a wait, whatever the listener is notified of."""
 
 _MAX_PATH_BYTES: Final = 103  # of a socket, on every system: macOS allows 104 with the NUL, Linux 108
 _MAX_TRIES: Final = 5
@@ -181,7 +181,7 @@ class SqliteListener:
         self._poll = poll
         topics = notices_by_topic(queues, worker)
         self._any = _union(topics.values())
-        topics |= {WAKE: Notice.ALL, ANY_CANCEL: self._any & Notice.CANCELS}
+        topics |= {ANY_CANCEL: self._any & Notice.CANCELS}
         self._notices = {topic.encode(): notice for topic, notice in topics.items()}
         self._abandoned: list[tuple[WakeSocket, ChangeWatch]] = []
         self._start()
@@ -206,12 +206,13 @@ class SqliteListener:
 
     def _receive(self, *, within: float) -> Notice:
         messages = self._wake_socket.receive(within)
+        woken = Notice.JOBS if WAKE in messages else Notice.NONE
         if notice := _union(self._notices[message] for message in messages if message in self._notices):
             self._watch.check()  # the commit that sent the message must not end the next wait, too
-            return notice
+            return notice | woken
         # Messages for others do not cause an early check: each follows a commit, so every check would succeed.
         is_changed = time.monotonic() >= self._watch.next_check_at and self._watch.check()
-        return self._any if is_changed else Notice.NONE
+        return self._any | woken if is_changed else woken
 
     def wake(self) -> None:
         self._reopen_after_fork()
@@ -254,7 +255,7 @@ class WakeSocket:
 
     def wake(self) -> None:
         with suppress(OSError):  # full, so the wait ends anyway; or closed, so no thread waits
-            self._sender.send(WAKE.encode())
+            self._sender.send(WAKE)
 
     def close(self) -> None:
         if self._shared is not None:

@@ -129,7 +129,7 @@ def test_a_wake_before_the_wait_ends_the_wait_at_once(subject: Subject) -> None:
     with _listening(subject) as listener:
         listener.wake()
 
-        assert (listener.wait(_TIMEOUT), listener.wait(_NO_WAIT)) == (Notice.ALL, Notice.NONE)
+        assert (listener.wait(_TIMEOUT), listener.wait(_NO_WAIT)) == (Notice.JOBS, Notice.NONE)
 
 
 def test_a_cancel_of_a_running_job_notifies_the_listener_of_its_worker(subject: Subject) -> None:

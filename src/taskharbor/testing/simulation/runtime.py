@@ -8,8 +8,9 @@ from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from taskharbor.runtime import ERROR_PAUSE, start_all
+from taskharbor.runtime import start_all
 from taskharbor.testing.simulation.world import ProcessKilled
+from taskharbor.thread_loop import ERROR_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from taskharbor.core.ids import Token
     from taskharbor.runtime import AsyncObserver, AsyncWork
     from taskharbor.testing.simulation.world import Process, ScheduledCall
+    from taskharbor.thread_loop import LoopPause
 
 START_JITTER_SECONDS: Final = 0.002
 """The longest time that a thread takes to start."""
@@ -109,7 +111,12 @@ class SimulatedRuntime:
     def lock(self) -> SimulatedLock:
         return SimulatedLock()
 
-    def serve(self, name: str, tick: Callable[[], timedelta | None]) -> SimulatedLoop:
+    def serve(
+        self,
+        name: str,
+        tick: Callable[[], timedelta | None],
+        between: LoopPause | None = None,  # noqa: ARG002  of other runtimes
+    ) -> SimulatedLoop:
         self.loops.append(SimulatedLoop(self._process, name, tick, self._failed))
         return self.loops[-1]
 
@@ -170,7 +177,7 @@ class SimulatedLock:
 
 
 class SimulatedLoop:
-    """A loop that ticks like `taskharbor.runtime.ThreadLoop`."""
+    """A loop that ticks like `taskharbor.thread_loop.ThreadLoop`."""
 
     def __init__(
         self,
