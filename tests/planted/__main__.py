@@ -44,7 +44,7 @@ Table = dict[Bug, Report]
 FOLDERS: Final = {
     "kit": ("conformance/",),
     "worker": ("worker/",),
-    "isolation": ("isolation/", "handler_threads", "health/", "janitor", "runtime"),
+    "isolation": ("isolation/", "handler_threads", "health/", "janitor", "runtime", "thread_loop"),
     "api": ("api/",),
     "dashboard": ("dashboard/",),
     "cli": ("cli/",),
