@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +12,19 @@ from tests.support.postgres import emptied
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each run a temporary folder of its own.
+
+    pytest keeps the folders of the last runs side by side, and removes the older ones at the end. Runs that end at
+    the same time remove the same folder, and one of them fails because it is not empty.
+    """
+    if config.option.basetemp is None:
+        folder = tempfile.mkdtemp(prefix="t")  # short, because it is part of the paths of sockets
+        config.option.basetemp = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
