@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskharbor.testing.simulation import REQUIRED_COVERAGE, REQUIRED_MESSAGE_COVERAGE, run_seed, run_seeds, simulate
+from taskharbor.testing.simulation.history import DriverCall
 
 if TYPE_CHECKING:
     from taskharbor.testing.simulation import Mode, SeedReport
@@ -49,6 +50,15 @@ def test_no_simulated_run_with_messages_violates_an_invariant(message_reports: l
     failed = [report for report in message_reports if report.violations]
 
     assert not failed, "\n".join(map(str, failed))
+
+
+def test_outcomes_of_two_leases_in_one_call_are_judged_by_the_valid_lease() -> None:
+    """In this run a worker settles the attempts of an expired lease and of the next one of the same job together."""
+    calls = [each for each in simulate(1_000_870, "sqs").happenings if isinstance(each, DriverCall)]
+
+    jobs = [[each.lease.job_id for each in call.arguments["what"]] for call in calls if call.verb == "settle"]
+    assert any(len(set(each)) < len(each) for each in jobs), "take another seed"
+    assert run_seed(1_000_870, "sqs").violations == ()
 
 
 def test_required_coverage_occurs_in_some_run_with_messages(message_reports: list[SeedReport]) -> None:

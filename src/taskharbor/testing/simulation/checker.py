@@ -187,10 +187,11 @@ class Checker:
                 self.refused.setdefault((lease.job_id, lease.token), call.happened_at)
 
     def _observe_settle(self, call: DriverCall) -> None:
-        changed = {change.job_id for change in call.changes}
+        # Of two leases of a job in one call, only the one that the row had can have changed it.
+        held = {change.job_id: change.before.lease_token for change in call.changes if change.before is not None}
         for each, answer in zip(call.arguments["what"], call.answer, strict=True):
             key = (each.lease.job_id, each.lease.token)
-            if each.lease.job_id in changed:
+            if held.get(each.lease.job_id) == each.lease.token:
                 self.settled[key] = each.outcome.event
                 self._check_outcome(call, each)
             if isinstance(answer, Settled) and self.settled.get(key) is not each.outcome.event:
