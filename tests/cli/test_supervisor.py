@@ -136,8 +136,8 @@ def test_processes_end_when_their_supervisor_is_killed(url: str, driver: Driver,
         supervisor.wait(LIMIT_SECONDS)
 
         wait_until(lambda: not any(map(is_running, pids)))
-    [attempt] = driver.inspector.attempts([job_id])
-    assert attempt.outcome is AttemptOutcome.RELEASED
+    # Both processes notice it, one after the other, so the second one may claim what the first one has released.
+    assert {each.outcome for each in driver.inspector.attempts([job_id])} == {AttemptOutcome.RELEASED}
     assert "the supervisor is gone; stopping" in supervisor.log()
 
 

@@ -359,7 +359,7 @@ def test_a_locked_table_is_reported_with_who_has_locked_it(url: str, monkeypatch
 
         found = {each.check: each for each in examine(url, keep=KEEP) if each.level is not Level.OK}
 
-        assert found.keys() == {"connections", "locks", "jobs"}
+        assert found.keys() >= {"connections", "locks", "jobs"}  # on a busy machine others may take too long, too
         assert found["locks"].remedy == f"end it: SELECT pg_terminate_backend({db.info.backend_pid})"
         assert "'locks'" in found["jobs"].remedy
 

@@ -81,14 +81,16 @@ def test_an_async_handler_is_canceled_at_its_timeout(rig: IsolationRig) -> None:
 
 
 def test_a_killed_handler_has_the_line_that_it_hung_in(rig: IsolationRig) -> None:
-    handle = app.hold_the_gil.using(timeout=0.1, max_attempts=1).enqueue()
+    def traceback_of_a_killed_handler() -> str:
+        handle = app.hold_the_gil.using(timeout=0.1, max_attempts=1).enqueue()
+        rig.drain()
+        failure = rig.failure(handle)
+        assert failure.is_timeout
+        assert "did not end when it was asked to, and was killed" in failure.traceback
+        return failure.traceback
 
-    rig.drain()
-
-    failure = rig.failure(handle)
-    assert failure.is_timeout
-    assert "did not end when it was asked to, and was killed" in failure.traceback
-    assert "in hold_the_gil" in failure.traceback
+    # On a very busy machine a child may be killed before it had the time to print its stack.
+    assert any("in hold_the_gil" in traceback_of_a_killed_handler() for _ in range(10))
 
 
 def test_a_handler_that_ignores_signals_sees_that_it_must_stop(rig: IsolationRig) -> None:
