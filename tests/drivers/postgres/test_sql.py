@@ -16,6 +16,7 @@ from taskharbor.core.ids import new_token
 from taskharbor.core.model import Claim, Progress
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import (
+    Declined,
     Dispatch,
     Extended,
     Published,
@@ -139,6 +140,29 @@ def _settling(subject: Subject, outcome: Outcome) -> Act:
     return ids_of(claims), act
 
 
+def sent(subject: Subject) -> Act:
+    return _recording(subject, lambda each: Sent(each, LOCK))
+
+
+def unsent(subject: Subject) -> Act:
+    return _recording(subject, Unsent)
+
+
+def declined(subject: Subject) -> Act:
+    return _recording(subject, lambda each: Declined(each.job_id, each.seq))
+
+
+def _recording(subject: Subject, result: Callable[[Dispatch], Sent | Unsent | Declined]) -> Act:
+    two_jobs(subject)
+    dispatches = subject.dispatch()
+
+    def act() -> list[JobId]:
+        answers = subject.driver.record_dispatch([result(each) for each in dispatches])
+        return [each.job_id for each, is_recorded in zip(dispatches, answers, strict=True) if is_recorded]
+
+    return [each.job_id for each in dispatches], act
+
+
 def expire(subject: Subject) -> Act:
     ids = ids_of(two_claims(subject))
     subject.advance(LEASE)
@@ -184,8 +208,8 @@ def publish(subject: Subject) -> None:
 
 
 VERBS: Final[tuple[Callable[[Subject], Act], ...]] = (
-    reserve, reclaim, dispatch, dispatch_again, extend, save_progress, ack, retry, expire, bury,
-    claim_event, close_event, purge,
+    reserve, reclaim, dispatch, dispatch_again, sent, unsent, declined, extend, save_progress, ack, retry, expire,
+    bury, claim_event, close_event, purge,
 )  # fmt: skip
 
 

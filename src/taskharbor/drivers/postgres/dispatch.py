@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
+from psycopg.errors import LockNotAvailable
+
+from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.results import Declined, Dispatch, Sent, Unsent
 from taskharbor.drivers.postgres import pool
-from taskharbor.drivers.postgres.claim import ATTEMPTS_LEFT
+from taskharbor.drivers.postgres.claim import ATTEMPTS_LEFT, LOCK_TIMEOUT
 from taskharbor.drivers.postgres.rows import LIMIT_TO_IDS, MATCHES_ID, NOW, uuids
 
 if TYPE_CHECKING:
@@ -71,13 +75,17 @@ def dispatch(connections: PostgresPool, queue: str, *, limit: int, lock: timedel
     return [Dispatch(row[0], row[1], row[2], row[3]) for row in rows]
 
 
+_IDS: Final[LiteralString] = (
+    # The subquery runs before the first row is locked, so the timeout holds for every lock.
+    "(SELECT CASE WHEN set_config('lock_timeout', %(lock_timeout)s, true) <> '' THEN %(ids)s::uuid[] END)::uuid[]"
+)
 _SENT: Final[LiteralString] = f"""
     UPDATE th_jobs_waiting AS job
        SET sent_at = {NOW},
            dispatch_at = {NOW} + asked.again_in
       FROM (
            SELECT *
-             FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[], %(locks)s::timestamptz[], %(agains)s::interval[])
+             FROM unnest({_IDS}, %(seqs)s::integer[], %(locks)s::timestamptz[], %(agains)s::interval[])
             {LIMIT_TO_IDS}
            ) AS asked (id, seq, dispatch_at, again_in)
      WHERE {MATCHES_ID}
@@ -90,7 +98,7 @@ _UNSENT: Final[LiteralString] = f"""
     UPDATE th_jobs_waiting AS job
        SET resends = job.resends - 1,
            dispatch_at = {NOW}
-      FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[], %(locks)s::timestamptz[]) {LIMIT_TO_IDS})
+      FROM (SELECT * FROM unnest({_IDS}, %(seqs)s::integer[], %(locks)s::timestamptz[]) {LIMIT_TO_IDS})
            AS asked (id, seq, dispatch_at)
      WHERE {MATCHES_ID}
        AND job.status = 'ENQUEUED'
@@ -101,7 +109,7 @@ _UNSENT: Final[LiteralString] = f"""
 _DECLINED: Final[LiteralString] = f"""
     UPDATE th_jobs_waiting AS job
        SET dispatch_at = {NOW}
-      FROM (SELECT * FROM unnest(%(ids)s::uuid[], %(seqs)s::integer[]) {LIMIT_TO_IDS}) AS asked (id, seq)
+      FROM (SELECT * FROM unnest({_IDS}, %(seqs)s::integer[]) {LIMIT_TO_IDS}) AS asked (id, seq)
      WHERE {MATCHES_ID}
        AND job.status = 'ENQUEUED'
        AND job.sends = asked.seq
@@ -110,19 +118,49 @@ _DECLINED: Final[LiteralString] = f"""
 
 
 def record_dispatch(connections: PostgresPool, results: Sequence[Sent | Unsent | Declined]) -> list[bool]:
+    """Record results. One whose row stays locked by another transaction is not recorded, and delays no other."""
     sent = [each for each in results if isinstance(each, Sent)]
     unsent = [each for each in results if isinstance(each, Unsent)]
     declined = [each for each in results if isinstance(each, Declined)]
     done: set[JobId] = set()
     if sent:
         agains = pool.intervals(each.retry_in for each in sent)
-        done |= {row[0] for row in connections.fetch(_SENT, **_locks(sent), agains=agains)}
+        done |= _record(connections, _SENT, **_locks(sent), agains=agains)
     if unsent:
-        done |= {row[0] for row in connections.fetch(_UNSENT, **_locks(unsent))}
+        done |= _record(connections, _UNSENT, **_locks(unsent))
     if declined:
         messages = {"ids": uuids(each.job_id for each in declined), "seqs": pool.integers(e.seq for e in declined)}
-        done |= {row[0] for row in connections.fetch(_DECLINED, **messages)}
+        done |= _record(connections, _DECLINED, **messages)
     return [(each.job_id if isinstance(each, Declined) else each.dispatch.job_id) in done for each in results]
+
+
+def _record(connections: PostgresPool, statement: LiteralString, **parameters: Any) -> set[JobId]:
+    """Run *statement*, and return the ids of the jobs that it changed.
+
+    A job that is left out because of a lock is sent again at its ``dispatch_at``, if it still waits then.
+    """
+    parameters["lock_timeout"] = LOCK_TIMEOUT
+    try:
+        rows = connections.fetch(statement, **parameters)
+    except StoreUnavailable as error:
+        if not isinstance(error.__cause__, LockNotAvailable):
+            raise
+        rows = connections.fetch(_skipping_locked(statement), **parameters)
+    return {row[0] for row in rows}
+
+
+@cache
+def _skipping_locked(statement: LiteralString) -> LiteralString:
+    """Return *statement* for the rows that no other transaction has locked: to lock them first takes time."""
+    return statement.replace("RETURNING", f"{_IS_FREE}\n    RETURNING")
+
+
+_IS_FREE: Final[LiteralString] = """AND job.id = ANY (ARRAY(
+               SELECT id
+                 FROM th_jobs_waiting
+                WHERE id = ANY (%(ids)s::uuid[])
+                  FOR UPDATE SKIP LOCKED
+               ))"""
 
 
 def _locks(results: Sequence[Sent | Unsent]) -> dict[str, Any]:
