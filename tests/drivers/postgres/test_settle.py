@@ -219,13 +219,18 @@ def test_a_password_function_that_fails_means_that_the_store_is_unavailable(url:
     assert isinstance(failed.value.__cause__, ValueError)
 
 
-def test_success_is_recorded_after_a_failover_during_which_the_password_function_fails(url: str) -> None:
+def raise_timeout() -> str:
+    raise TimeoutError("the token service is unavailable")
+
+
+@pytest.mark.parametrize("fail", [raise_timeout, lambda: "\udcff"], ids=["raises", "unencodable"])
+def test_success_is_recorded_after_a_failover_during_which_the_password_function_fails(
+    url: str, fail: Callable[[], str]
+) -> None:
     fails, ran, may_end = threading.Event(), threading.Event(), threading.Event()
 
     def password() -> str:
-        if fails.is_set():
-            raise TimeoutError("the token service is unavailable")
-        return ""
+        return fail() if fails.is_set() else ""
 
     def run(_job: Job) -> None:
         ran.set()

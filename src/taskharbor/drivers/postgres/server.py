@@ -231,12 +231,17 @@ class ServerAddress:
         return conninfo.make_conninfo("", **ours | given | {"client_encoding": ENCODING})
 
     def _call_password(self, password: Callable[[], str]) -> str:
-        """Call the user's function. If it fails, raise `StoreUnavailable`: it may succeed later."""
+        """Call the user's function. If it fails, raise `StoreUnavailable`: it may succeed later.
+
+        A text that cannot be sent is a failure, too. While an outcome is recorded, a `UnicodeError` blames the outcome.
+        """
         try:
-            return password()
+            text = password()
+            str(text).encode()
         except Exception as error:
             # The message may contain secrets; it stays in the cause.
             raise StoreUnavailable(f"{self.place}: password() raised {type(error).__name__}") from error  # noqa: TRY003
+        return text
 
 
 def _check_url(url: str) -> None:
