@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from fastapi import FastAPI
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 from taskharbor.api import connections
 from taskharbor.api.connections import BoundedProtocol, ConnectionLimits, max_connections
+from taskharbor.api.server import ApiServer
 from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
@@ -271,6 +273,15 @@ def test_a_connection_with_a_running_request_is_not_closed_for_another(caplog: p
     run(check())
 
     assert caplog.messages[0] == "connection refused: all 2 connections are processing requests"
+
+
+def test_an_installed_websocket_library_takes_over_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uvicorn.protocols.websockets.auto.AutoWebSocketsProtocol", object)  # as if it was installed
+    config = ApiServer(FastAPI()).config
+
+    config.load()
+
+    assert config.ws_protocol_class is None
 
 
 def test_there_are_no_more_connections_than_open_files() -> None:

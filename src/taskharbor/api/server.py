@@ -126,6 +126,8 @@ class ApiServer(uvicorn.Server):
                 app,
                 root_path=root_path,
                 forwarded_allow_ips=forwarded_allow_ips,  # if None, uvicorn reads FORWARDED_ALLOW_IPS
+                # A WebSocket would leave BoundedProtocol, which would count its connection until the process ends.
+                ws="none",
                 http=partial(BoundedProtocol, bounds=ConnectionLimits(max_connections())),  # type: ignore[arg-type]
                 backlog=ACCEPT_BATCH,
                 log_config=None,
