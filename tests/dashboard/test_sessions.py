@@ -18,7 +18,7 @@ from taskharbor.api.server import ApiServer
 from taskharbor.api_keys import SCOPES, KeyCache, issue_key, issue_session
 from taskharbor.dashboard import dashboard
 from taskharbor.dashboard.routing import HEADERS, UiRoute
-from taskharbor.dashboard.sessions import Cookies
+from taskharbor.dashboard.sessions import Cookies, Person
 from taskharbor.testing.clock import ManualClock
 from tests.support.api_rig import bearer
 from tests.support.dashboard_rig import ThreadedServer, serve_app, serve_site
@@ -280,3 +280,15 @@ def test_cookies_are_secure_behind_a_trusted_proxy_elsewhere(
     assert entered.status_code == 303
     assert ("Secure" in entered.headers["set-cookie"]) is is_secure
     assert (f"the proxy {ELSEWHERE} says that it serves https, and is not trusted" in caplog.text) is not is_secure
+
+
+def test_the_path_of_a_page_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_request: Request) -> Person:
+        raise ZeroDivisionError
+
+    with serve_site(authorize=fail) as site, site.http() as client:
+        answer = client.get("/ui/queues/a%0A2030-01-01%20INFO%20all%20is%20well%1B%5B2J")
+
+    [line] = [record.getMessage() for record in caplog.records if record.name == "taskharbor.api"]
+    assert answer.status_code == 500
+    assert line == r"GET /ui/queues/a\n2030-01-01 INFO all is well\x1b[2J failed"

@@ -163,13 +163,13 @@ def invalid(found: Iterable[dict[str, str]], *, whole: str) -> dict[str, Any]:
 async def _raised(request: Request, error: Exception) -> Response:
     body = problem_of(error)
     if body["status"] == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _LOG.error("%s failed", _request_line(request), exc_info=error)
+        _LOG.error("%s failed", request_line(request), exc_info=error)
     elif body["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
-        _LOG.warning("%s failed: %s", _request_line(request), error)
+        _LOG.warning("%s failed: %s", request_line(request), error)
     return problem_response(body)
 
 
-def _request_line(request: Request) -> str:
+def request_line(request: Request) -> str:
     return one_line(f"{request.method} {request.scope['path']}", limit=MAX_LOGGED_CHARS)
 
 

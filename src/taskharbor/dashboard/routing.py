@@ -18,7 +18,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from taskharbor.api.problems import HttpProblem, problem_of
+from taskharbor.api.problems import HttpProblem, problem_of, request_line
 from taskharbor.api.routing import PUBLIC, ApiRequest, ApiRoute, check_scope, local_caller
 from taskharbor.api.sse import EventStream
 from taskharbor.api.store import Caller
@@ -246,7 +246,7 @@ class UiRoute(ApiRoute):
             except (HTTPException, RequestValidationError, TaskHarborError) as error:
                 response = await show_error(request, error)
             except Exception as error:  # noqa: BLE001  it is logged, and shown as a page
-                _LOG.exception("%s %s failed", request.method, request.scope["path"])
+                _LOG.exception("%s failed", request_line(request))
                 response = await show_error(request, error)
             for name, value in HEADERS.items():
                 if name not in response.headers:
