@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import threading
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -163,24 +163,48 @@ def test_a_client_that_sends_byte_by_byte_is_disconnected_at_the_deadline(monkey
         wait_until(is_disconnected)
 
 
-def test_more_connections_than_the_limit_are_closed_and_freed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_one_connection_more_than_the_limit_the_oldest_incomplete_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server_module, "REQUEST_SECONDS", 2 * LIMIT_SECONDS)
-    with serving() as server:
-        idle = [connected(server) for _ in range(MAX_CONNECTIONS)]
-        with connected(server) as one_more:
-            refused = one_more.recv(1)
-        for each in idle:
-            each.close()
+    with serving() as server, ExitStack() as clients:
+        silent = [clients.enter_context(connected(server)) for _ in range(MAX_CONNECTIONS)]
+        answered = ask(server, "/livez")[0]
+        for each in silent[1:]:
+            each.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
 
-        def answers() -> bool:
-            try:
-                return ask(server, "/livez")[0] == 200
-            except OSError:
-                return False
+        assert answered == 200
+        assert silent[0].recv(1) == b""
+        assert [each.recv(8) for each in silent[1:]] == [b"HTTP/1.1"] * (MAX_CONNECTIONS - 1)
 
-        wait_until(answers)
 
-    assert refused == b""
+def test_a_connection_beyond_the_limit_is_closed_while_all_others_are_answered() -> None:
+    is_asked, may_end = threading.Semaphore(0), threading.Event()
+
+    class Slow(FixedHealth):
+        def live(self) -> list[Check]:
+            is_asked.release()
+            assert may_end.wait(LIMIT_SECONDS)
+            return super().live()
+
+    with serving(Slow()) as server, ExitStack() as clients:
+        asking = [clients.enter_context(connected(server)) for _ in range(MAX_CONNECTIONS)]
+        for each in asking:
+            each.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+            assert is_asked.acquire(timeout=LIMIT_SECONDS)
+        refused = clients.enter_context(connected(server)).recv(1)
+        may_end.set()
+
+        assert refused == b""
+        assert [each.recv(8) for each in asking] == [b"HTTP/1.1"] * MAX_CONNECTIONS
+        wait_until(lambda: _answers(server))
+
+
+def _answers(server: HealthServer) -> bool:
+    try:
+        return ask(server, "/livez")[0] == 200
+    except OSError:
+        return False
 
 
 def test_the_server_beats_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("taskharbor.health")
 MAX_CONNECTIONS: Final = 16
-"""More are closed at once. Probes and scrapes need two or three."""
+"""For one more, the oldest is closed whose request is incomplete. Probes and scrapes need two or three."""
 REQUEST_SECONDS: Final = 5.0
 """How long a client may take to send a request, and to receive its response."""
 MAX_HEAD_BYTES: Final = 8_192
@@ -52,6 +52,8 @@ class HealthServer:
         self._listener = _listen(host, port)
         self._woken, self._waker = socket.socketpair()
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._incomplete: dict[socket.socket, None] = {}  # connections whose request is awaited, oldest first
+        self._lock = threading.Lock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="taskharbor-health", daemon=True)
         self._thread.start()
@@ -90,25 +92,50 @@ class HealthServer:
             self._failures.unexpected("accepting a connection", error)
             threading.Event().wait(ACCEPT_RETRY_SECONDS)
             return
-        if not self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=False) and not self._take_place():
             connection.close()
             return
+        with self._lock:
+            self._incomplete[connection] = None
         try:
             threading.Thread(target=self._serve, args=(connection,), name="taskharbor-probe", daemon=True).start()
         except RuntimeError as error:  # no thread can be started
             self._failures.unexpected("answering a probe", error)
+            self._completed(connection)
             connection.close()
             self._free.release()
+
+    def _take_place(self) -> bool:
+        """Close the oldest connection whose request is incomplete: clients that send nothing must not stop probes."""
+        with self._lock:
+            oldest = next(iter(self._incomplete), None)
+            if oldest is None:
+                return False
+            del self._incomplete[oldest]
+            with suppress(OSError):  # its client is gone
+                oldest.shutdown(socket.SHUT_RDWR)  # this ends the wait of its thread
+        return self._free.acquire(timeout=JOIN_SECONDS)
+
+    def _completed(self, connection: socket.socket) -> None:
+        """Note that the request of *connection* is complete, or that it will never be."""
+        with self._lock:
+            self._incomplete.pop(connection, None)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with closing(connection), suppress(OSError):  # a client that is slow, or gone, gets no answer
-                if head := _read_head(connection, time.monotonic() + REQUEST_SECONDS):
+                if head := self._read_head(connection):
                     connection.settimeout(REQUEST_SECONDS)
                     connection.sendall(self._respond(head))
                     connection.shutdown(socket.SHUT_WR)
         finally:
             self._free.release()
+
+    def _read_head(self, connection: socket.socket) -> bytes:
+        try:
+            return _read_head(connection, time.monotonic() + REQUEST_SECONDS)
+        finally:
+            self._completed(connection)
 
     def _respond(self, head: bytes) -> bytes:
         method, target = _request_of(head)
