@@ -125,16 +125,16 @@ def record_dispatch(connections: PostgresPool, results: Sequence[Sent | Unsent |
     done: set[JobId] = set()
     if sent:
         agains = pool.intervals(each.retry_in for each in sent)
-        done |= _record(connections, _SENT, **_locks(sent), agains=agains)
+        done |= _change_unlocked(connections, _SENT, **_locks(sent), agains=agains)
     if unsent:
-        done |= _record(connections, _UNSENT, **_locks(unsent))
+        done |= _change_unlocked(connections, _UNSENT, **_locks(unsent))
     if declined:
         messages = {"ids": uuids(each.job_id for each in declined), "seqs": pool.integers(e.seq for e in declined)}
-        done |= _record(connections, _DECLINED, **messages)
+        done |= _change_unlocked(connections, _DECLINED, **messages)
     return [(each.job_id if isinstance(each, Declined) else each.dispatch.job_id) in done for each in results]
 
 
-def _record(connections: PostgresPool, statement: LiteralString, **parameters: Any) -> set[JobId]:
+def _change_unlocked(connections: PostgresPool, statement: LiteralString, **parameters: Any) -> set[JobId]:
     """Run *statement*, and return the ids of the jobs that it changed.
 
     A job that is left out because of a lock is sent again at its ``dispatch_at``, if it still waits then.
