@@ -178,7 +178,8 @@ def test_for_one_connection_more_than_the_limit_the_oldest_incomplete_is_closed(
         assert [each.recv(8) for each in silent[1:]] == [b"HTTP/1.1"] * (MAX_CONNECTIONS - 1)
 
 
-def test_a_connection_beyond_the_limit_is_closed_while_all_others_are_answered() -> None:
+def test_a_connection_beyond_the_limit_is_closed_while_all_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 2 * LIMIT_SECONDS)
     is_asked, may_end = threading.Semaphore(0), threading.Event()
 
     class Slow(FixedHealth):
