@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor import Worker
-from taskharbor.core.ids import JobId, new_job_id
+from taskharbor.core.ids import JobId, new_job_id, new_token
 from taskharbor.core.messages import MAX_UNKNOWN_RECEIVES, DeliveryRole, NamedJob, encode_message
-from taskharbor.core.outcome import Cancel, Snooze
+from taskharbor.core.model import Claim
+from taskharbor.core.outcome import Cancel, DeadLetter, Snooze
 from taskharbor.core.results import Sent
 from taskharbor.core.states import Status
 from tests.support.delivery_rig import FIRST, LEASE, VISIBILITY, DeliveryRig
@@ -87,20 +88,33 @@ def test_a_worker_without_messages_records_no_receiver() -> None:
     assert rig.driver.inspector.delivery("default") == []
 
 
+def test_a_handler_begins_after_the_store_has_its_job_as_processing() -> None:
+    rig = DeliveryRig()
+    seen: list[tuple[Status, int]] = []
+    _sent(rig)
+
+    rig.worker({"run": lambda job: seen.append((rig.job(job.id).status, rig.job(job.id).attempt_count))})
+    rig.run()
+
+    assert seen == [(Status.PROCESSING, 1)]
+
+
 @pytest.mark.parametrize(
-    ("error", "status"),
+    ("handler", "status"),
     [
-        (ValueError("again"), Status.ENQUEUED),
-        (Snooze(after=DAY), Status.ENQUEUED),
-        (Cancel("no longer wanted"), Status.CANCELED),
+        (_nothing, Status.SUCCEEDED),
+        (_raise(ValueError("again")), Status.ENQUEUED),
+        (_raise(Snooze(after=DAY)), Status.ENQUEUED),
+        (_raise(Cancel("no longer wanted")), Status.CANCELED),
+        (_raise(DeadLetter("hopeless")), Status.DEAD),
     ],
-    ids=["retry", "snooze", "cancel"],
+    ids=["success", "retry", "snooze", "cancel", "death"],
 )
-def test_the_message_is_deleted_whatever_outcome_was_recorded(error: Exception, status: Status) -> None:
+def test_the_message_is_deleted_whatever_outcome_was_recorded(handler: Callable[[Job], None], status: Status) -> None:
     rig = DeliveryRig()
     job_id = _sent(rig)
 
-    rig.worker({"run": _raise(error)})
+    rig.worker({"run": handler})
     rig.run(0.5)
 
     assert rig.job(job_id).status is status
@@ -220,6 +234,36 @@ def test_a_message_of_a_finished_job_is_deleted() -> None:
 
     assert rig.left() == 0
     assert rig.job(job_id).attempt_count == 1
+
+
+def _leased_by_another(rig: DeliveryRig, job_id: JobId) -> None:
+    [claim] = rig.driver.claim([job_id], queue="default", token=new_token(), worker="other", lease=DAY)
+    assert isinstance(claim, Claim)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rig, job_id: rig.driver.cancel([job_id]),
+        lambda rig, job_id: rig.driver.reschedule([job_id], delay=DAY),
+        lambda rig, _: rig.driver.control.pause(["default"], by="ana"),
+        _leased_by_another,
+    ],
+    ids=["canceled", "not due", "paused", "leased"],
+)
+def test_a_job_whose_claim_is_refused_is_not_run(change: Callable[[DeliveryRig, JobId], object]) -> None:
+    rig = DeliveryRig()
+    ran: list[JobId] = []
+    job_id = _sent(rig)
+    change(rig, job_id)
+    before = rig.job(job_id)
+
+    rig.worker({"run": lambda job: ran.append(job.id)})
+    rig.run()
+
+    assert rig.service.calls.get("receive", 0) > 0
+    assert ran == []
+    assert rig.job(job_id).attempt_count == before.attempt_count
 
 
 def test_a_message_of_a_job_that_is_due_much_later_is_declined() -> None:

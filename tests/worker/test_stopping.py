@@ -119,6 +119,38 @@ def test_a_cancel_reaches_a_running_handler_long_before_the_next_heartbeat(drive
     assert [each.outcome for each in driver.inspector.attempts([job_id])] == [AttemptOutcome.CANCELED]
 
 
+def test_a_cancel_of_one_job_does_not_reach_the_handler_of_another(driver: Driver, kind: str) -> None:
+    endless, began, may_end = Endless(), threading.Event(), threading.Event()
+    canceled: list[bool] = []
+
+    def watch(_job: Job, ctx: Context) -> None:
+        began.set()
+        assert may_end.wait(LIMIT_SECONDS)
+        canceled.append(ctx.is_cancelled)
+
+    async def watch_async(_job: Job, ctx: Context) -> None:
+        began.set()
+        try:
+            while not may_end.is_set():  # noqa: ASYNC110  a threading event
+                await asyncio.sleep(0.005)
+        finally:
+            canceled.append(ctx.is_cancelled)
+
+    handlers = {"run": endless.of(kind), "watch": watch_async if kind == "async" else watch}
+    with running_worker(driver, handlers, lease=HOUR):
+        other = enqueue(driver, "watch")
+        assert began.wait(LIMIT_SECONDS)  # it is claimed first, and would be stopped first
+        job_id = enqueue(driver, "run")
+        assert endless.began.wait(LIMIT_SECONDS)
+        driver.cancel([job_id])
+        assert ended(driver, job_id).status is Status.CANCELED
+        may_end.set()
+        job = ended(driver, other)
+
+    assert canceled == [False]
+    assert job.status is Status.SUCCEEDED
+
+
 @pytest.mark.parametrize("by_messages", [False, True], ids=["polling", "by messages"])
 @pytest.mark.parametrize("is_postgres", [False, True], ids=["sqlite", "postgres"])
 def test_a_cancel_by_another_process_reaches_a_running_handler_at_once(
