@@ -21,10 +21,6 @@ def hide(text: str) -> str:
     return re.sub("hunter2", "***", text)
 
 
-def refuse(text: str) -> str:
-    raise ValueError(text)
-
-
 @pytest.mark.parametrize("error", [ValueError, DeadLetter, Cancel])
 def test_a_secret_is_neither_stored_nor_logged(error: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
     def fail(_job: Job) -> None:
@@ -55,16 +51,22 @@ def test_without_redact_an_error_is_stored_as_it_is(caplog: pytest.LogCaptureFix
     assert "the password is hunter2" in caplog.text
 
 
-def test_an_error_of_redact_hides_the_text_and_the_attempt_is_recorded(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_an_error_of_redact_hides_the_text_and_the_attempt_is_recorded(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(_job: Job) -> None:
         raise LookupError("the password is hunter2")
+
+    def refuse(_text: str) -> str:
+        raise error
 
     driver = MemoryDriver()
     job_id = enqueue(driver, "run", max_attempts=1)
     drained(driver, {"run": fail}, redact=refuse)
 
     job = stored(driver, job_id)
-    assert (job.status, job.last_error) == (Status.DEAD, "LookupError: (not shown: redact raised ValueError)")
+    assert (job.status, job.last_error) == (Status.DEAD, f"LookupError: (not shown: redact raised {error.__name__})")
     assert "hunter2" not in caplog.text
 
 

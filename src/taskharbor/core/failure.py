@@ -67,7 +67,7 @@ def redacted_text(redact: Redact, text: str) -> str:
     """Return the text to store and log. If *redact* raises, that is no part of the text: recording must not fail."""
     try:
         return str(redact(text)) if text else ""
-    except Exception as error:  # noqa: BLE001  user code
+    except BaseException as error:  # noqa: BLE001  user code; one that calls sys.exit() must not stop the recording
         return f"(not shown: redact raised {type(error).__name__})"
 
 
