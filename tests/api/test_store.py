@@ -6,15 +6,18 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from taskharbor.api import store
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.drivers.memory import MemoryDriver
 from tests.support.api_rig import bearer, opened
 from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from taskharbor.drivers.base import Driver
     from tests.support.api_rig import ApiRig
 
 
@@ -98,6 +101,18 @@ def test_a_use_that_cannot_be_noted_is_logged_and_fails_nothing(
     assert [each for each in caplog.messages if each.startswith("key use not recorded")]
 
 
+class Bounded:
+    """The bounded inspector of a driver: it notes whether it was used."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._whole, self.used = driver.inspector, threading.Event()
+        driver.bounded_inspector = self  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        self.used.set()
+        return getattr(self._whole, name)
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -114,14 +129,26 @@ def test_a_use_that_cannot_be_noted_is_logged_and_fails_nothing(
 )
 def test_requests_read_through_the_bounded_inspector_of_a_driver_that_has_one(site: ApiRig, path: str) -> None:
     job_id = site.create()
-    whole, used = site.driver.inspector, threading.Event()
-
-    class Bounded:
-        def __getattr__(self, name: str) -> Any:
-            used.set()
-            return getattr(whole, name)
-
-    site.driver.bounded_inspector = Bounded()  # type: ignore[attr-defined]
+    bounded = Bounded(site.driver)
 
     assert site.get(path.format(id=job_id)).status_code == 200
-    assert used.is_set()
+    assert bounded.used.is_set()
+
+
+def test_dead_letters_to_requeue_are_searched_through_the_bounded_inspector(site: ApiRig) -> None:
+    bounded = Bounded(site.driver)
+
+    answer = site.post("/v1/dead-letters/requeue", {"filter": {"type": "greet"}, "dry_run": True})
+
+    assert answer.status_code == 200
+    assert bounded.used.is_set()
+
+
+def test_the_gauges_of_the_store_are_read_through_the_bounded_inspector() -> None:
+    driver = MemoryDriver()
+    with opened(driver, registry=CollectorRegistry()) as site:
+        bounded = Bounded(driver)
+        answer = site.get("/metrics")
+
+    assert "taskharbor_store_up 1.0" in answer.text
+    assert bounded.used.is_set()

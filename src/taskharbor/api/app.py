@@ -130,7 +130,7 @@ def create_app(
         is_read_only=read_only,
     )
     if registry is not None:
-        _export_gauges(harbor, registry)
+        _export_gauges(store, registry)
     for router in ROUTERS:
         app.router.routes.extend(router.routes)  # reuse the ApiRoute objects; include_router() would copy them
     for part in parts:
@@ -140,10 +140,10 @@ def create_app(
     return app
 
 
-def _export_gauges(harbor: ApiBackend, registry: CollectorRegistry) -> None:
+def _export_gauges(store: StoreGateway, registry: CollectorRegistry) -> None:
     from taskharbor.store_metrics import StoreGauges  # noqa: PLC0415  optional
 
-    StoreGauges(lambda: harbor.driver.inspector, registry)
+    StoreGauges(lambda: store.inspector, registry)
 
 
 def close_streams(app: FastAPI) -> None:

@@ -15,12 +15,12 @@ from taskharbor.api.render import json_response
 from taskharbor.api.requests import BulkRequeueBody, DeadFilter, QueueName, Timestamp, TypeName
 from taskharbor.api.routes.jobs import Cursor, Fingerprint, Limit, Tag, reply_page, tag_of
 from taskharbor.api.routing import ApiRequest, ApiRoute, requires_scope
-from taskharbor.api.store import Caller
+from taskharbor.api.store import Caller, StoreGateway
 from taskharbor.core.ids import JobId, new_token
 from taskharbor.core.results import JobFilter, Transitioned
 from taskharbor.core.states import Status
 from taskharbor.dead_letters import paced_batches
-from taskharbor.drivers.base import Driver
+from taskharbor.drivers.base import Inspector
 from taskharbor.statistics import read_groups
 
 router: Final = APIRouter(prefix="/v1/dead-letters", tags=["dead letters"], route_class=ApiRoute)
@@ -101,16 +101,17 @@ async def requeue_many(request: ApiRequest, body: BulkRequeueBody) -> Response:
     if (body.ids is None) == (body.filter is None):
         field_problem("/filter", "give either ids or a filter")
     store = request.api.store
-    result = await store.call(_requeue, store.backend.driver, body, request.caller)
+    result = await store.call(_requeue, store, body, request.caller)
     if result["requeued"]:
         target = f"{result['requeued']} jobs"
         await store.record_audit(request.caller, "dead-letters.requeue", target, why=body.reason)
     return json_response(result, HTTPStatus.OK)
 
 
-def _requeue(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str, Any]:
+def _requeue(store: StoreGateway, body: BulkRequeueBody, caller: Caller) -> dict[str, Any]:
     """Select dead letters, requeue them, and return the result."""
-    ids, more = _select(driver, body)
+    driver = store.backend.driver
+    ids, more = _select(store.inspector, body)
     refused: list[dict[str, Any]] = []
     for batch, delay in () if body.dry_run else paced_batches(ids, body.rate):
         results = driver.requeue(
@@ -136,7 +137,7 @@ def _requeue(driver: Driver, body: BulkRequeueBody, caller: Caller) -> dict[str,
     }
 
 
-def _select(driver: Driver, body: BulkRequeueBody) -> tuple[list[JobId], bool]:
+def _select(inspector: Inspector, body: BulkRequeueBody) -> tuple[list[JobId], bool]:
     """Return the ids of the selected jobs, oldest first, and whether there are more."""
     if body.ids is not None:
         return list(dict.fromkeys(body.ids)), False
@@ -144,7 +145,7 @@ def _select(driver: Driver, body: BulkRequeueBody) -> tuple[list[JobId], bool]:
     found: list[JobId] = []
     after: JobId | None = None
     while len(found) < body.limit:
-        page = driver.inspector.find(wanted, limit=min(FIND_BATCH, body.limit - len(found)), after=after)
+        page = inspector.find(wanted, limit=min(FIND_BATCH, body.limit - len(found)), after=after)
         found += [job.id for job in page.jobs]
         after = page.after
         if after is None:
