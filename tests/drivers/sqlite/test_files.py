@@ -207,3 +207,15 @@ def test_a_file_that_was_removed_is_reported_and_not_created_again(file: Path) -
                 call()
 
     assert not file.exists()
+
+
+def test_locks_that_others_hold_for_too_long_are_a_store_out_of_reach(file: Path) -> None:
+    error = sqlite3.OperationalError("locking protocol")
+    error.sqlite_errorname = "SQLITE_PROTOCOL"  # after 100 attempts to lock the index of the WAL file
+
+    with (
+        closing(SqliteDriver(file)) as driver,
+        pytest.raises(StoreUnavailable, match="held its locks for too long"),
+        driver._connections.read(),  # noqa: SLF001  the layer that translates errors
+    ):
+        raise error

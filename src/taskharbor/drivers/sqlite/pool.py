@@ -284,6 +284,7 @@ _LOCKED_BY_OTHERS: Final = (
 _CLOSED: Final = "this driver was closed"
 _HINTS: Final = {
     "SQLITE_BUSY": _LOCKED_BY_OTHERS,
+    "SQLITE_PROTOCOL": "other processes have held its locks for too long; try again",
     "SQLITE_FULL": "disk full; nothing of this call was stored. Free disk space and try again",
     "SQLITE_CANTOPEN": "cannot be opened; check that its directory exists and that this user may write there",
     "SQLITE_READONLY": "read-only for this user",
