@@ -87,7 +87,7 @@ def test_a_killed_handler_has_the_line_that_it_hung_in(rig: IsolationRig) -> Non
         failure = rig.failure(handle)
         assert failure.is_timeout
         assert "did not end when it was asked to, and was killed" in failure.traceback
-        return failure.traceback
+        return str(failure.traceback)
 
     # On a very busy machine a child may be killed before it had the time to print its stack.
     assert any("in hold_the_gil" in traceback_of_a_killed_handler() for _ in range(10))
