@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import pytest
@@ -13,6 +13,7 @@ from taskharbor.core.model import WorkerRecord
 from taskharbor.doctor import Finding, Level, postgres, postgres_session, postgres_tables
 from taskharbor.doctor.examination import examine
 from taskharbor.doctor.postgres import check_operation, check_server
+from taskharbor.doctor.postgres_session import fetch
 from taskharbor.drivers import migrate
 from taskharbor.drivers.connect import connect, postgres_address
 from taskharbor.drivers.postgres.schema import MIGRATIONS
@@ -23,7 +24,7 @@ from tests.support.postgres import schema_at
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 KEEP: Final = timedelta(days=7)
@@ -306,6 +307,19 @@ def test_the_reader_that_keeps_an_old_day_is_named(url: str, monkeypatch: pytest
     assert problems(url, "old partitions") == []
 
 
+def test_a_reader_of_an_old_day_is_named_without_its_age(url: str) -> None:
+    execute(url, MAKE_OLD_DAY)
+    with app_role(url) as own, psycopg.connect(url) as reader, closing(connect(url)) as driver:
+        reader.execute(f"SELECT FROM {OLD_DAY}".encode())
+
+        [found] = problems(own, "old partitions")
+        assert f"(pid {reader.info.backend_pid}), whose age this user may not see, has locked them" in found.text
+
+        reader.rollback()
+        driver.maintenance.prune(older_than=KEEP, limit=100)
+        assert problems(own, "old partitions") == []
+
+
 def test_jobs_outside_of_all_days_are_reported(url: str) -> None:
     execute(
         url,
@@ -335,6 +349,49 @@ def test_a_transaction_that_has_locked_jobs_is_named_until_it_ends(url: str, mon
         assert found.remedy == f"end it: SELECT pg_terminate_backend({db.info.backend_pid})"
 
     assert problems(url, "locks") == []
+
+
+@contextmanager
+def app_role(url: str) -> Iterator[str]:
+    """Yield the URL of a user as applications have: it may use all tables, and see no session of others."""
+    execute(url, "CREATE ROLE app LOGIN", "GRANT ALL ON ALL TABLES IN SCHEMA public TO app")
+    try:
+        yield make_conninfo_url(url, "app")
+    finally:
+        execute(url, "DROP OWNED BY app", "DROP ROLE app")
+
+
+def test_locks_of_a_session_whose_age_is_hidden_are_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "HIDDEN_LOCK", timedelta(0))
+    with app_role(url) as own, psycopg.connect(url, application_name="report") as db:
+        db.execute("SELECT id FROM th_jobs")
+        assert problems(own, "locks") == []
+
+        db.execute("SELECT id FROM th_jobs FOR UPDATE")
+        [found] = problems(own, "locks")
+        assert found.text.startswith(f"a transaction of postgres (pid {db.info.backend_pid}, 'report') has had locks ")
+        assert f"SELECT pg_terminate_backend({db.info.backend_pid})" in found.remedy
+        assert found.remedy.endswith("GRANT pg_read_all_stats TO app")
+
+        db.rollback()
+        assert problems(own, "locks") == []
+
+
+def test_hidden_locks_of_short_transactions_are_no_problem(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_tables, "HIDDEN_LOCK", timedelta(0))
+    with app_role(url) as own, psycopg.connect(url) as db:
+        db.execute("SELECT id FROM th_jobs FOR UPDATE")
+
+        def next_transaction(
+            connection: psycopg.Connection, query: bytes, *values: object
+        ) -> Sequence[tuple[Any, ...]]:
+            found = fetch(connection, query, *values)
+            db.rollback()
+            db.execute("SELECT id FROM th_jobs FOR UPDATE")
+            return found
+
+        monkeypatch.setattr(postgres_tables, "fetch", next_transaction)
+        assert problems(own, "locks") == []
 
 
 def test_jobs_that_no_janitor_has_counted_are_reported(url: str) -> None:
@@ -487,13 +544,14 @@ def test_too_few_connections_are_reported(url: str) -> None:
 
 
 def test_a_server_whose_connections_are_used_up_is_reported(url: str) -> None:
-    with psycopg.connect(url) as db, ExitStack() as opened:
+    with app_role(url) as own, psycopg.connect(url) as db, ExitStack() as opened:
         [(limit,)] = db.execute("SELECT current_setting('max_connections')::int").fetchall()
         for _ in range(limit * 8 // 10):
             opened.enter_context(psycopg.connect(url))
 
-        [found] = problems(url, "connections")
-        assert " connections are in use" in found.text
+        for user in (url, own):
+            [found] = problems(user, "connections")
+            assert " connections are in use" in found.text
 
     wait_until(lambda: problems(url, "connections") == [], limit=30)  # the server notices their end later
 

@@ -121,7 +121,7 @@ def _connections(db: psycopg.Connection) -> Iterator[Problem]:
         db, b"SELECT current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int"
     )
     usable = limit - reserved
-    used = fetch_value(db, b"SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
+    used = fetch_value(db, _USED_CONNECTIONS)
     if used >= usable * FULL_SERVER:
         text = f"{used} of {usable} connections are in use"
         yield Level.WARN, text, "raise max_connections, lower the pool sizes, or use a pooler (docs/stores.md)"
@@ -222,6 +222,13 @@ def _idle_timeout(db: psycopg.Connection) -> Iterator[Problem]:
         )
 
 
+# What a session of another user is, only a superuser and members of pg_read_all_stats may see.
+_USED_CONNECTIONS: Final = b"""
+    SELECT count(*)
+      FROM pg_stat_activity
+     WHERE backend_type = 'client backend'
+        OR (backend_type IS NULL AND datid IS NOT NULL AND usesysid IS NOT NULL)
+"""
 _TABLES: Final = b"""
     SELECT relname
       FROM pg_class

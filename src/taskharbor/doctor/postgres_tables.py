@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 OLD_TRANSACTION: Final = timedelta(minutes=5)
 LONG_LOCK: Final = timedelta(seconds=30)
 """How long a transaction may have locks on the tables: workers pass over the rows that others have locked."""
+HIDDEN_LOCK: Final = timedelta(seconds=1)
+"""How long a transaction is watched that has locks, if this user may not see since when it is open."""
 OLD_SNAPSHOT: Final = 100_000
 """From how many transactions on a snapshot is old, if this user may not see since when it is held."""
 MAX_DEAD_ROWS: Final = 50_000
@@ -76,7 +78,8 @@ def _old_days(db: psycopg.Connection, keep: timedelta) -> Iterator[Problem]:
     text = f"the finished jobs of {old[0]}{others} are past their retention, but not removed"
     readers = fetch(db, _READERS, [days[day] for day in old], OLD_READER)
     for pid, user, age in readers:
-        reader = f"a transaction of {user} (pid {pid}), {duration_text(age.total_seconds())} old, has locked them"
+        aged = "whose age this user may not see" if age is None else f"{duration_text(age.total_seconds())} old"
+        reader = f"a transaction of {user} (pid {pid}), {aged}, has locked them"
         yield Level.WARN, f"{text}: {reader}", f"end it: SELECT pg_terminate_backend({pid})"
     if not readers:
         yield (
@@ -93,6 +96,36 @@ def _locks(db: psycopg.Connection) -> Iterator[Problem]:
             f"{transaction} with locks on TaskHarbor's tables; jobs that it has locked are neither claimed nor changed"
         )
         yield Level.WARN, text, f"end it: SELECT pg_terminate_backend({pid})"
+    yield from _hidden_locks(db)
+
+
+def _hidden_locks(db: psycopg.Connection) -> Iterator[Problem]:
+    """Report transactions that have locks now and after a while, if this user may not see since when they are open."""
+    if not (first := fetch(db, _HIDDEN_LOCKS)):
+        return
+    fetch(db, b"SELECT pg_sleep(%s)", HIDDEN_LOCK.total_seconds())
+    still = {*fetch(db, _HIDDEN_LOCKS)}
+    for transaction in first:
+        if transaction in still:
+            pid, user, application, _ = transaction
+            text = (
+                f"a transaction of {_session(pid, user, application)} has had locks on TaskHarbor's tables for "
+                f"{duration_text(HIDDEN_LOCK.total_seconds())} or longer (since when, this user may not see); jobs "
+                "that it has locked are neither claimed nor changed"
+            )
+            yield (
+                Level.WARN,
+                text,
+                f"end it if it lasts: SELECT pg_terminate_backend({pid}); {_see_more(db)}",
+            )
+
+
+def _session(pid: int, user: str, application: str) -> str:
+    return f"{user} (pid {pid}, {application!r})" if application else f"{user} (pid {pid})"
+
+
+def _see_more(db: psycopg.Connection) -> str:
+    return f"to see more, GRANT pg_read_all_stats TO {db.info.user}"
 
 
 def _open_transaction(pid: int, user: str, application: str, state: str, age: timedelta) -> str:
@@ -106,11 +139,11 @@ def _vacuum(db: psycopg.Connection) -> Iterator[Problem]:
         text = f"{transaction}; vacuum cannot remove what was deleted since, and claims get slower"
         yield Level.WARN, text, f"end it: SELECT pg_terminate_backend({pid})"
     for pid, user, application, age in fetch(db, _HIDDEN_SNAPSHOTS, OLD_SNAPSHOT):
-        whose = f"{user} (pid {pid}, {application!r})" if application else f"{user} (pid {pid})"
+        whose = _session(pid, user, application)
         yield (
             Level.WARN,
             f"a session of {whose} has kept vacuum back for {age:,} transactions; since when, this user may not see",
-            f"end it: SELECT pg_terminate_backend({pid}); to see more, GRANT pg_read_all_stats TO {db.info.user}",
+            f"end it: SELECT pg_terminate_backend({pid}); {_see_more(db)}",
         )
     for name, age in fetch(db, _PREPARED, OLD_TRANSACTION):
         text = f"the prepared transaction {name!r} is {duration_text(age.total_seconds())} old and holds back vacuum"
@@ -173,7 +206,7 @@ _READERS: Final = b"""
       JOIN pg_stat_activity USING (pid)
      WHERE granted
        AND relation = ANY (ARRAY(SELECT to_regclass(leaf) FROM unnest(%s::text[] || ARRAY['th_jobs_finished']) AS leaf))
-       AND xact_start < clock_timestamp() - %s::interval
+       AND (xact_start < clock_timestamp() - %s::interval OR (xact_start IS NULL AND backend_type IS NULL))
        AND pid <> pg_backend_pid()
      LIMIT 5
 """
@@ -194,6 +227,22 @@ _LOCKS: Final = b"""
        AND pid <> pg_backend_pid()
      GROUP BY pid, usename, application_name, state
      ORDER BY min(xact_start)
+     LIMIT 5
+"""
+_HIDDEN_LOCKS: Final = b"""
+    SELECT DISTINCT pid, usename, application_name, virtualtransaction
+      FROM pg_locks
+      JOIN pg_stat_activity USING (pid)
+      JOIN pg_class ON pg_class.oid = relation
+     WHERE granted
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+       AND mode NOT IN ('AccessShareLock', 'ShareUpdateExclusiveLock')
+       AND xact_start IS NULL
+       AND backend_type IS NULL
+       AND usesysid IS NOT NULL
+       AND relnamespace = current_schema()::regnamespace
+       AND relkind IN ('r', 'p')
+       AND relname LIKE 'th\\_%%'
      LIMIT 5
 """
 _OLD_TRANSACTIONS: Final = b"""
