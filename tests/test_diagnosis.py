@@ -216,6 +216,22 @@ def test_a_dispatched_job_reports_that_it_waits_for_its_message(rig: DiagnosisRi
     )
 
 
+def test_the_message_of_an_earlier_attempt_is_not_waited_for(rig: DiagnosisRig) -> None:
+    job_id = rig.enqueue()
+    rig.start_worker()
+    rig.note(DeliveryRole.SENDER)
+    [dispatch] = rig.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
+    rig.driver.record_dispatch([Sent(dispatch, LEASE)])
+    [claimed] = rig.driver.claim([job_id], queue="default", token=new_token(), worker="w", lease=LEASE)
+    assert isinstance(claimed, Claim)
+    rig.driver.settle([Settlement(claimed.lease, Outcome.retry(after=timedelta(0)))])
+
+    assert rig.ask(job_id).text.startswith("the enqueuer of queue 'default' has not sent its message yet; ")
+
+    rig.driver.dispatch("default", limit=1, lock=LEASE, unclaimed=10)
+    assert rig.ask(job_id).text.startswith("its message is being sent; ")
+
+
 def test_a_due_job_of_a_queue_with_messages_reports_a_missing_enqueuer(rig: DiagnosisRig) -> None:
     job_id = rig.enqueue()
     rig.start_worker()

@@ -250,18 +250,18 @@ def _message(job: JobSummary, notes: Mapping[DeliveryRole, DeliveryNote]) -> Dia
 
 def _message_cause(job: JobSummary, sender: DeliveryNote | None, receiver: DeliveryNote | None) -> tuple[Cause, str]:
     queue = repr(job.queue)
-    is_sent = job.status is Status.ENQUEUED and job.sent_at is not None
-    if is_sent and receiver is not None and receiver.problem:
-        sent = f"its message was sent at {iso_time(job.sent_at)}"
-        return Cause.RECEIVE_FAILED, f"{sent}, but workers cannot receive messages of queue {queue}: {receiver.problem}"
-    if is_sent:
-        return Cause.MESSAGE, f"its message was sent at {iso_time(job.sent_at)}, and no worker has received it yet"
+    if job.message_sent_at is not None:
+        sent = f"its message was sent at {iso_time(job.message_sent_at)}"
+        if receiver is not None and receiver.problem:
+            problem = f"workers cannot receive messages of queue {queue}: {receiver.problem}"
+            return Cause.RECEIVE_FAILED, f"{sent}, but {problem}"
+        return Cause.MESSAGE, f"{sent}, and no worker has received it yet"
     if sender is None:
         start = f"start one: taskharbor enqueuer -q {job.queue}"
         return Cause.NO_ENQUEUER, f"its message is not sent, because no enqueuer serves queue {queue}: {start}"
     if sender.problem:
         return Cause.SEND_FAILED, f"its message cannot be sent: {sender.problem}"
-    if job.status is Status.ENQUEUED:
+    if job.dispatch_at is not None:
         return Cause.MESSAGE, "its message is being sent"
     return Cause.MESSAGE, f"the enqueuer of queue {queue} has not sent its message yet"
 

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from taskharbor.cli.sqs import queue_shapes
+from taskharbor.core.model import Claim
+from taskharbor.core.outcome import Outcome
+from taskharbor.core.results import Settlement
 from taskharbor.core.states import Status
 from taskharbor.delivery.sqs import SqsTransport
 from taskharbor.delivery.transport import UNREADABLE_QUEUE, OutgoingMessage
@@ -214,3 +217,13 @@ def test_a_lost_message_is_reported_as_such(transport: SqsTransport, subject: Su
     [found] = delays(transport, subject)
 
     assert found.text.startswith(f"the message of job {job_id} was sent 5 min ago; taskharbor-default is empty")
+
+
+def test_a_job_that_waits_for_its_retry_has_no_lost_message(transport: SqsTransport, subject: Subject) -> None:
+    transport.ensure_queues(SPECS)
+    [claimed] = subject.claim(subject.bring(Status.ENQUEUED))
+    assert isinstance(claimed, Claim)
+    subject.driver.settle([Settlement(claimed.lease, Outcome.retry(after=timedelta(hours=1)))])
+    subject.advance(MAX_AGE)
+
+    assert delays(transport, subject) == []

@@ -114,6 +114,14 @@ class JobSummary:
         """Whether no attempts are left."""
         return self.attempt_count >= self.max_attempts
 
+    @property
+    def message_sent_at(self) -> datetime | None:
+        """When the message that this waiting job waits for was sent; None if none was since its last attempt."""
+        started_at, sent_at = self.processing_started_at, self.sent_at
+        if self.dispatch_at is None or sent_at is None or (started_at is not None and sent_at <= started_at):
+            return None
+        return sent_at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(JobSummary):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.states import Status
 from taskharbor.core.text import duration_text
 from taskharbor.delivery.transport import DEAD_EVENTS_QUEUE, UNREADABLE_QUEUE, TransportRefused, TransportUnavailable
 from taskharbor.doctor.findings import Finding, Level, NotChecked, run_check
@@ -70,9 +69,9 @@ def _delayed(transport: SqsTransport, queues: Sequence[str], inspector: Inspecto
     now = inspector.now()
     for queue in queues:
         waiting = [
-            (each.sent_at, each.id)
+            (each.message_sent_at, each.id)
             for each in inspector.next_up(queue, limit=SAMPLE)
-            if each.status is Status.ENQUEUED and each.sent_at is not None
+            if each.message_sent_at is not None
         ]
         oldest, job_id = min(waiting, default=(now, None))
         if oldest > now - MAX_AGE:
