@@ -32,6 +32,7 @@ def test_the_api_exports_its_own_metrics_and_the_gauges_of_its_store() -> None:
     pending = frozenset({("queue", "mail"), ("status", "PENDING")})
     assert metrics["taskharbor_jobs"].samples["taskharbor_jobs", pending] == 1
     assert metrics["taskharbor_store_up"].samples["taskharbor_store_up", frozenset()] == 1
+    assert metrics["taskharbor_service_available"].samples == {}  # no service of this process would ever correct it
 
 
 def test_metrics_need_a_key_with_their_scope() -> None:

@@ -38,6 +38,7 @@ OK: Final = ("200", "200")
 NOT_READY: Final = ("200", "503")
 NOT_ALIVE: Final = ("503", "503")
 STUCK_AFTER_SECONDS: Final = 60
+STORE_AVAILABLE: Final = 'taskharbor_service_available{service="store"}'
 SHORT_DEADLINE: Final = 1  # of calls of the store, in seconds
 SLACK_SECONDS: Final = 15  # of a machine with other work
 SHOP: Final = """
@@ -281,8 +282,10 @@ def wait_for_the_store(folder: Path) -> float:
         with probed(folder, "worker", proxy.url, "--wait") as worker:
             worker.expect(STARTING)
             assert worker.checks() == {"started": "waits for its store"}
+            assert f"{STORE_AVAILABLE} 0.0" in worker.get("/metrics")[1]
             proxy.accept()
             wait_until(lambda: worker.answers() == OK)
+            assert f"{STORE_AVAILABLE} 1.0" in worker.get("/metrics")[1]
             worker.stop()
             return worker.took[STARTING]
 
@@ -290,8 +293,10 @@ def wait_for_the_store(folder: Path) -> float:
 def test_a_janitor_is_alive_and_not_ready_while_its_store_is_away(tmp_path: Path) -> None:
     with database() as url, Proxy(url) as proxy, probed(tmp_path, "janitor", proxy.url) as janitor:
         wait_until(lambda: janitor.answers() == OK)
+        assert f"{STORE_AVAILABLE} 1.0" in janitor.get("/metrics")[1]
         proxy.refuse()
         wait_until(lambda: janitor.answers() == NOT_READY)
+        wait_until(lambda: f"{STORE_AVAILABLE} 0.0" in janitor.get("/metrics")[1])
 
 
 def test_an_enqueuer_is_not_ready_while_it_cannot_send(tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ def test_a_worker_in_a_process_is_counted_from_enqueue_to_end(metrics: Prometheu
     assert found['taskharbor_schedule_lag_seconds_count{queue="default"}'] == 2
     assert found['taskharbor_worker_slots{state="total"}'] == 3
     assert found['taskharbor_worker_slots{state="busy"}'] == 0
+    assert found['taskharbor_service_available{service="store"}'] == 1
 
 
 def _text(metrics: PrometheusHook) -> str:

@@ -55,6 +55,7 @@ class HealthOptions:
             from taskharbor.observability.prometheus import render
 
             hook = _counting_hook(harbor, health)
+            hook.note_store(is_available=False)  # it may have to be waited for
             metrics, paths = partial(render, hook.registry), f"{paths}, /metrics"
         with closing(HealthServer(health, host=self.host, port=self.port, metrics=metrics)) as server:
             logging.getLogger(f"taskharbor.{service}").info("probes on %s: %s", server.url, paths)
@@ -70,9 +71,11 @@ class Probes:
 
     def watch(self, service: WatchedService, *, worker: Worker | None = None) -> None:
         """Judge *service* from now on, and count the slots of *worker*."""
+        if self.hook is not None:
+            self.hook.note_store(is_available=True)
+            if worker is not None:
+                self.hook.watch(worker)
         self.health.watch(service)
-        if self.hook is not None and worker is not None:
-            self.hook.watch(worker)
 
 
 def _counting_hook(harbor: Harbor, health: ServiceHealth) -> PrometheusHook:

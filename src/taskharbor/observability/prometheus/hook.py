@@ -118,6 +118,14 @@ class PrometheusHook:
             slots.labels("busy").set_function(lambda: sum(each.running_jobs for each in self._workers))
             slots.labels("lost").set_function(lambda: sum(each.lost_slots for each in self._workers))
         self._workers.append(worker)
+        self.note_store(is_available=True)
+
+    def note_store(self, *, is_available: bool) -> None:
+        """Export whether the store is available, until an event says otherwise.
+
+        Only for a process with a service, whose outages are events: in others, the metric would stay as it is.
+        """
+        self._available.labels("store").set(is_available)
 
     def _make_job_metrics(self) -> None:
         counter = self._counter
@@ -156,7 +164,6 @@ class PrometheusHook:
 
     def _make_process_metrics(self) -> None:
         self._available = self._gauge("service_available", "Whether calls of a service succeed: 1 or 0.", "service")
-        self._available.labels("store").set(1)
         self._outages = self._counter("outages", "Outages of a service that began.", "service")
         for service in ("store", "queue_service"):
             self._outages.labels(service)  # from zero, as the results of dead-letter events
