@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskharbor import Client, JobRequest, MemoryDriver, Status
 from taskharbor.api import problems
+from taskharbor.api.routes import stats
 from taskharbor.core import errors
 from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
 from tests.support.api_rig import MISSING_ID, ApiRig, bearer, opened, problem
+from tests.support.waiting import LIMIT_SECONDS
+from tests.support.worker_rig import meddled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Broken:
@@ -71,6 +75,24 @@ def test_a_create_that_cannot_be_stored_is_503_and_not_a_success(unavailable: Ap
 def test_a_process_whose_store_is_away_is_alive_and_not_ready(unavailable: ApiRig) -> None:
     assert unavailable.get("/livez").status_code == 200
     assert unavailable.get("/readyz").status_code == 503
+
+
+def test_a_store_that_does_not_reply_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "READY_TIMEOUT_SECONDS", 0.05)
+    may_reply = threading.Event()
+
+    def reply_late(verb: str, call: Callable[[], Any]) -> Any:
+        if verb == "now":
+            may_reply.wait(LIMIT_SECONDS)
+        return call()
+
+    with opened(meddled(MemoryDriver(), reply_late)) as site:
+        answer = site.get("/readyz?verbose")
+        is_alive = site.get("/livez").status_code == 200
+        may_reply.set()
+
+    assert (answer.status_code, problem(answer)["checks"]) == (503, {"store": "TimeoutError"})
+    assert is_alive
 
 
 def test_verbose_probes_answer_with_checks_as_those_of_a_worker_do(unavailable: ApiRig) -> None:

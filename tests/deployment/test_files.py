@@ -14,6 +14,8 @@ import yaml  # type: ignore[import-untyped]
 
 from taskharbor import __version__
 from taskharbor.api.responses import Scaling
+from taskharbor.api.routes.stats import READY_TIMEOUT_SECONDS
+from taskharbor.health.checks import STORE_ANSWER_SECONDS
 from taskharbor.settings import VARIABLES
 from tests.support.commands import check_words
 from tests.support.deploy_files import (
@@ -209,6 +211,7 @@ def test_a_pod_of_a_service_has_probes_on_a_port_that_it_opens(name: str, pod: d
     assert {each["port"] for each in paths.values()} == {port["name"]}
     assert [each["path"] for each in paths.values()] == ["/livez", "/livez", "/readyz"]
     assert str(port["containerPort"]) in container["args"], name
+    assert container["readinessProbe"]["timeoutSeconds"] > max(READY_TIMEOUT_SECONDS, STORE_ANSWER_SECONDS)
     if "--grace" in container["args"]:
         assert pod["terminationGracePeriodSeconds"] >= GRACE_SECONDS + 10
 

@@ -28,7 +28,8 @@ router: Final = APIRouter(prefix="/v1", tags=["stats"], route_class=ApiRoute)
 HOUR: Final = timedelta(hours=1)
 Step = Literal["1", "15", "60"]
 health_router: Final = APIRouter(tags=["health"], route_class=ApiRoute)
-READY_TIMEOUT_SECONDS: Final = 3.0
+READY_TIMEOUT_SECONDS: Final = 1.5
+"""Less than the timeout of a probe in deploy/kubernetes: a probe without an answer has no cause."""
 _OK: Final = {200: (responses.Health, {"status": "ok"})}
 _Verbose = Annotated[
     str | None,
