@@ -31,6 +31,7 @@ KEEP: Final = timedelta(days=7)
 DURABLE: Final = {"max_prepared_transactions": "5", "wal_level": "logical"}
 OLD_DAY: Final = "th_jobs_finished_20260105"
 MAKE_OLD_DAY: Final = "SELECT th_make_days('2026-01-05', 1)"
+SESSIONS: Final = 60  # of a pooler: more than the statements of all checks
 SAFE: Final = "ALTER DATABASE jobs SET idle_in_transaction_session_timeout = '10min'"
 
 
@@ -195,6 +196,19 @@ def test_a_missing_table_is_reported_until_it_is_back(url: str) -> None:
 
     execute(url, "ALTER TABLE elsewhere RENAME TO th_audit")
     assert problems(url, "tables") == []
+
+
+def test_a_changed_table_is_said_to_be_changed(url: str) -> None:
+    execute(url, "ALTER TABLE th_workers RENAME lost_slots TO lost")
+    try:
+        [found] = [each for each in examine(url, keep=KEEP) if each.level is not Level.OK]
+        assert (found.check, found.level) == ("jobs", Level.FAIL)
+        assert 'column "lost_slots" does not exist' in found.text
+        assert found.remedy.startswith("the tables are not as the migrations have made them")
+    finally:
+        execute(url, "ALTER TABLE th_workers RENAME lost TO lost_slots")
+
+    assert [each for each in examine(url, keep=KEEP) if each.level is not Level.OK] == []
 
 
 def test_one_pending_migration_is_a_warning(url: str) -> None:
@@ -410,7 +424,7 @@ def test_jobs_that_no_janitor_has_counted_are_reported(url: str) -> None:
 
 def test_a_locked_table_is_reported_with_who_has_locked_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_tables, "LONG_LOCK", timedelta(0))
-    monkeypatch.setattr(postgres_session, "_STATEMENT_TIMEOUT", "SET statement_timeout = '500ms'")
+    monkeypatch.setattr(postgres_session, "STATEMENT_TIMEOUT", "500ms")
     with psycopg.connect(url) as db:
         db.execute("LOCK TABLE th_workers IN ACCESS EXCLUSIVE MODE")
 
@@ -562,7 +576,36 @@ def test_a_pooler_that_loses_notifications_is_reported(url: str, monkeypatch: py
         [found] = problems(pooled, "notifications")
         assert found.text.startswith("a notification did not arrive; a pooler in transaction mode loses them")
 
-        assert problems(f"{pooled}?pooler=transaction", "notifications") == []
+        address = postgres_address(f"{pooled}?pooler=transaction")
+        [fine] = [each for each in check_operation(address, keep=KEEP) if each.check == "notifications"]
+        assert (fine.level, fine.text) == (Level.OK, "not used behind a pooler: workers poll")
+
+
+def test_behind_a_pooler_other_programs_get_no_settings_of_the_doctor(url: str) -> None:
+    show = "SELECT current_setting('statement_timeout'), current_setting('search_path')"
+    with pooler(url, default_pool_size="2") as pooled:  # two: the check of notifications needs as many
+        with psycopg.connect(pooled, prepare_threshold=None) as db:
+            before = db.execute(show).fetchall()
+
+        problems(f"{pooled}?pooler=transaction&schema=elsewhere")
+
+        with psycopg.connect(pooled, prepare_threshold=None) as one, psycopg.connect(pooled) as other:
+            assert [db.execute(show.encode()).fetchall() for db in (one, other)] == [before, before]
+
+
+def test_behind_a_pooler_the_tables_of_the_schema_are_checked(url: str) -> None:
+    migrate.migrate_up(schema_at(url, schema="jobs"), MIGRATIONS)
+    execute(url, "DROP INDEX jobs.th_jobs_waiting_sent")
+    try:
+        with pooler(url, server_round_robin="1", default_pool_size=f"{SESSIONS}") as pooled:
+            with ExitStack() as opened:  # from now on, each transaction is in another session
+                for _ in range(SESSIONS):
+                    opened.enter_context(psycopg.connect(pooled, prepare_threshold=None)).execute("SELECT 1")
+
+            [found] = problems(f"{pooled}?pooler=transaction&schema=jobs", "indexes")
+            assert found.text == "index th_jobs_waiting_sent is missing"
+    finally:
+        execute(url, "DROP SCHEMA jobs CASCADE")
 
 
 def test_a_store_without_tables_gets_no_further_checks(url: str) -> None:

@@ -69,6 +69,8 @@ def run_check(
 def not_checked(error: Exception) -> Problem:
     """Return that a check failed with *error*, and what to do about that."""
     remedy = getattr(error, "remedy", "") or next(text for kind, text in _REMEDIES if isinstance(error, kind))
+    if getattr(error, "sqlstate", None) in _CHANGED:
+        remedy = _CHANGED_REMEDY
     if isinstance(error, StoreUnavailable) and getattr(error.__cause__, "sqlstate", None) in _SLOW:
         remedy = _SLOW_REMEDY
     text = str(error).removesuffix(f": {remedy}").removesuffix(f"; {remedy}")  # the next line says it
@@ -80,6 +82,11 @@ _SLOW: Final = frozenset({"55P03", "57014"})
 """The codes of PostgreSQL for a lock that was not released in time, and for a statement that took too long."""
 _SLOW_REMEDY: Final = (
     "remove the cause, which may be among the findings ('locks', 'indexes', 'dead rows'); then run this again"
+)
+_CHANGED: Final = frozenset({"42703", "42804", "42883", "42P01"})
+"""The codes of PostgreSQL for a column, a function or a table that does not exist, and for a column of another type."""
+_CHANGED_REMEDY: Final = (
+    "the tables are not as the migrations have made them: undo what was changed by hand, or restore them from a backup"
 )
 _REMEDIES: Final[Sequence[tuple[type[Exception], str]]] = (
     (StoreRefused, "correct the URL, or what the server allows its user; then run this again"),

@@ -47,7 +47,11 @@ def check_server(address: ServerAddress) -> Iterator[Finding]:
 
 def check_operation(address: ServerAddress, *, keep: timedelta) -> Iterator[Finding]:
     """Check settings, connections, indexes, triggers and tables. *keep* is the retention of finished jobs."""
-    yield from run_check("notifications", "LISTEN and NOTIFY work", lambda: _notifications(address))
+    yield from run_check(
+        "notifications",
+        "not used behind a pooler: workers poll" if address.is_pooled else "LISTEN and NOTIFY work",
+        lambda: _notifications(address),
+    )
     yield from run_checks(
         address,
         ("durability", "commits are durable", _durability),

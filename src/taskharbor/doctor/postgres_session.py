@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Check = Callable[[psycopg.Connection], Iterable[Problem]]
 
-_STATEMENT_TIMEOUT: Final = "SET statement_timeout = '5s'"
+STATEMENT_TIMEOUT: Final = "5s"
 
 
 def run_checks(address: ServerAddress, *checks: tuple[str, str, Check]) -> Iterator[Finding]:
@@ -34,14 +34,19 @@ def run_checks(address: ServerAddress, *checks: tuple[str, str, Check]) -> Itera
 
 @contextmanager
 def _connection(address: ServerAddress) -> Iterator[psycopg.Connection]:
-    """Connect without a driver, which would reject a schema of another version."""
+    """Begin a read-only transaction without a driver, which would reject a schema of another version.
+
+    The settings end with it: behind a pooler, the session is one of other programs afterwards.
+    """
     try:
         with address.connect(with_settings=False) as db:
-            db.execute(_STATEMENT_TIMEOUT)
-            db.execute("SELECT set_config('search_path', %s, false)", [f'"{address.schema}"'])
-            db.commit()
             db.read_only = True
-            yield db
+            with db.transaction():
+                settings = [STATEMENT_TIMEOUT, f'"{address.schema}"']
+                db.execute(
+                    "SELECT set_config('statement_timeout', %s, true), set_config('search_path', %s, true)", settings
+                )
+                yield db
     except psycopg.Error as error:
         raise translate_error(error, address.place) from error
 
