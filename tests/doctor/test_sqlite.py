@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
-from contextlib import closing
+from contextlib import closing, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from taskharbor.doctor import Finding, Level, sqlite
+from taskharbor.doctor.examination import examine
 from taskharbor.doctor.sqlite import check_file, file_system_of
 from taskharbor.drivers.sqlite import SqliteDriver
 from tests.support import fuse, mount_namespace
@@ -73,6 +75,36 @@ def test_a_missing_table_index_or_trigger_is_reported_until_its_remedy_is_run(fi
 
         assert problems(file, "tables") == []
         assert db.execute("SELECT sql FROM sqlite_master WHERE name = ?", [name]).fetchall() == [(before,)]
+
+
+def test_a_held_write_lock_is_reported_with_its_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "LOCK_SECONDS", 0.0)
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        [found] = problems(file, "locks")
+        assert found.level is Level.FAIL
+        assert found.text.startswith(f"process {os.getpid()} (")
+        assert f"has held the write lock of {file}" in found.text
+
+        monkeypatch.setattr(sqlite, "LOCKS", "none")
+        [unnamed] = problems(file, "locks")
+        assert unnamed.text.startswith("another program has held ")
+
+        db.execute("ROLLBACK")
+        assert problems(file, "locks") == []
+
+
+def test_a_file_that_another_program_uses_alone_is_said_to_be_locked(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(sqlite, "READ_SECONDS", 0.0)
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("DELETE FROM th_audit")
+
+        [found] = problems(file, "journal mode")
+        assert found.remedy.startswith("close the program that has locked the file")
 
 
 def test_another_journal_mode_is_reported_until_a_driver_opens_the_file(file: Path) -> None:
@@ -160,3 +192,36 @@ def check_space(folder: Path) -> list[tuple[str, str]]:
         [finding] = [each for each in check_file(file) if each.check == "free space"]
         found.append((finding.level.value, finding.text))
     return found
+
+
+def test_checks_that_a_full_disk_prevents_name_the_disk(tmp_path: Path) -> None:
+    found = mount_namespace.call_in(tmp_path, examine_full_disk, mounted="size=2m")
+
+    failed = {check: remedy for check, level, remedy in found if level == "fail"}
+    assert failed.keys() == {"locks", "journal mode", "tables", "free space", "schema"}
+    assert failed["free space"].startswith("free space")
+    del failed["free space"]
+    assert all(remedy.startswith("see that the disk works, and that it is not full") for remedy in failed.values())
+
+
+def examine_full_disk(folder: Path) -> list[tuple[str, str, str]]:
+    """Return what the doctor finds about a file on a disk without any free space."""
+    file = folder / "jobs.db"
+    SqliteDriver(file).close()
+    with suppress(OSError), (folder / "ballast").open("wb", buffering=0) as ballast:
+        while True:
+            ballast.write(bytes(4_096))
+    found = examine(f"sqlite:///{file}", keep=timedelta(days=7))
+    return [(each.check, each.level.value, each.remedy) for each in found]
+
+
+def test_a_file_that_is_none_of_sqlite_is_said_to_be_damaged(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    file.write_bytes(b"none of SQLite" * 100)
+
+    found = {each.check: each.remedy for each in examine(f"sqlite:///{file}", keep=timedelta(days=7)) if each.remedy}
+
+    assert {"journal mode", "tables", "schema"} <= found.keys()
+    assert {found[check] for check in ("journal mode", "tables", "schema")} == {
+        "the file is damaged, or is none of SQLite: restore it from a backup"
+    }

@@ -11,7 +11,7 @@ from taskharbor.core.errors import StoreRefused, StoreUnavailable, TaskHarborErr
 from taskharbor.delivery.transport import TransportUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 class Level(StrEnum):
@@ -71,11 +71,19 @@ def not_checked(error: Exception) -> Problem:
     remedy = getattr(error, "remedy", "") or next(text for kind, text in _REMEDIES if isinstance(error, kind))
     if getattr(error, "sqlstate", None) in _CHANGED:
         remedy = _CHANGED_REMEDY
+    if (code := _sqlite_code(error)) in _SQLITE_REMEDIES:
+        remedy = _SQLITE_REMEDIES[code]
     if isinstance(error, StoreUnavailable) and getattr(error.__cause__, "sqlstate", None) in _SLOW:
         remedy = _SLOW_REMEDY
     text = str(error).removesuffix(f": {remedy}").removesuffix(f"; {remedy}")  # the next line says it
     known = isinstance(error, TaskHarborError)
     return Level.FAIL, f"it could not be checked: {text if known else f'{type(error).__name__}: {text}'}", remedy
+
+
+def _sqlite_code(error: Exception) -> int:
+    """Return the code of SQLite for *error* or its cause, without its extension; 0 if it is none of SQLite."""
+    found = next((each for each in (error, error.__cause__) if isinstance(each, sqlite3.Error)), None)
+    return getattr(found, "sqlite_errorcode", 0) & 0xFF
 
 
 _SLOW: Final = frozenset({"55P03", "57014"})
@@ -88,13 +96,27 @@ _CHANGED: Final = frozenset({"42703", "42804", "42883", "42P01"})
 _CHANGED_REMEDY: Final = (
     "the tables are not as the migrations have made them: undo what was changed by hand, or restore them from a backup"
 )
+_BROKEN_DISK: Final = "see that the disk works, and that it is not full (the check 'free space'); then run this again"
+_NO_ACCESS: Final = "see that this user may use the file and its folder; then run this again"
+_DAMAGED: Final = "the file is damaged, or is none of SQLite: restore it from a backup"
+_LOCKED: Final = "close the program that has locked the file, or end its transaction; then run this again"
+_SQLITE_REMEDIES: Final[Mapping[int, str]] = {
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_IOERR: _BROKEN_DISK,
+    sqlite3.SQLITE_FULL: _BROKEN_DISK,
+    sqlite3.SQLITE_CANTOPEN: _NO_ACCESS,
+    sqlite3.SQLITE_READONLY: _NO_ACCESS,
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_NOTADB: _DAMAGED,
+}
 _REMEDIES: Final[Sequence[tuple[type[Exception], str]]] = (
     (StoreRefused, "correct the URL, or what the server allows its user; then run this again"),
     (StoreUnavailable, "start the server, or correct the URL; look at the network in between; then run this again"),
     (TransportUnavailable, "see that this machine reaches the endpoint of SQS (AWS_ENDPOINT_URL); then run this again"),
     (TaskHarborError, "correct what it names; then run this again"),
     (sqlite3.OperationalError, "close the program that has locked the file, and see that this user may use it"),
-    (sqlite3.DatabaseError, "the file is damaged, or is none of SQLite: restore it from a backup"),
+    (sqlite3.DatabaseError, _DAMAGED),
     (OSError, "see that this user may use what is named; then run this again"),
     (Exception, "this is not expected: please report it with this text; the other checks are complete"),
 )

@@ -20,15 +20,23 @@ if TYPE_CHECKING:
 LOW_SPACE: Final = 500 * 2**20
 NO_SPACE: Final = 50 * 2**20
 LARGE_LOG: Final = 500 * 2**20
+LOCK_SECONDS: Final = 5.0
+"""How long the write lock is waited for. Workers and clients give up after as long."""
+READ_SECONDS: Final = 1.0
+"""How long a read waits. A write-ahead log delays none, unless a program uses the file alone."""
 _NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "sshfs", "afs", "ceph", "glusterfs", "rclone", "s3fs")
 NETWORK_FILE_SYSTEMS: Final = frozenset({*_NETWORK, *(f"fuse.{each}" for each in _NETWORK)})
 """The kinds as the kernel shows them: many exist in the kernel and as a program (FUSE)."""
 MOUNTS: Final = "/proc/self/mounts"
+LOCKS: Final = "/proc/locks"
+WRITE_LOCK: Final = 120
+"""The byte of the file ``-shm`` that a writer has locked, by the format of SQLite's write-ahead log."""
 
 
 def check_file(file: Path) -> Iterator[Finding]:
     """Check the file, its write-ahead log, and its disk."""
     yield from run_check("file", f"{file} can be written", lambda: _file(file))
+    yield from run_check("locks", "the write lock is free", lambda: _locks(file))
     yield from run_check("journal mode", "the journal mode is WAL", lambda: _journal(file))
     yield from run_check("tables", "all tables, indexes and triggers exist", lambda: _objects(file))
     yield from run_check("write-ahead log", "the write-ahead log is small", lambda: _log(file))
@@ -42,8 +50,41 @@ def _file(file: Path) -> Iterator[Problem]:
             yield Level.FAIL, f"{path} cannot be written by this user", f"change its owner or mode: ls -ld {path}"
 
 
+def _locks(file: Path) -> Iterator[Problem]:
+    """Take the write lock for a moment. Readers do not wait for it, so no other check would notice."""
+    with closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as db:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+            text = f"{_writer(file)} has held the write lock of {file} for {LOCK_SECONDS:.0f} s"
+            yield (
+                Level.FAIL,
+                f"{text}: no job can be enqueued, claimed or recorded",
+                f"end its transaction, or the program; lsof {file} shows all that use the file",
+            )
+        else:
+            db.execute("ROLLBACK")
+
+
+def _writer(file: Path) -> str:
+    """Return who has the write lock, by the locks that the kernel shows. To open the file would free its locks."""
+    try:
+        status = file.with_name(f"{file.name}-shm").stat()
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        with open(LOCKS, encoding="utf-8") as locks:  # noqa: PTH123  the path of a kernel interface
+            found = [line.split() for line in locks]
+        # Each is a number, the kind twice, READ or WRITE, the process, the file, its first byte and its last.
+        pids = [each[4] for each in found if each[3] == "WRITE" and each[5:7] == [place, str(WRITE_LOCK)]]
+        with open(f"/proc/{pids[0]}/comm", encoding="utf-8") as name:  # noqa: PTH123  as above
+            return f"process {pids[0]} ({name.read().strip()!r})"
+    except (OSError, IndexError):
+        return "another program"
+
+
 def _journal(file: Path) -> Iterator[Problem]:
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db:
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=READ_SECONDS)) as db:
         [mode] = db.execute("PRAGMA journal_mode").fetchone()
     if mode != "wal":
         yield (
@@ -55,7 +96,7 @@ def _journal(file: Path) -> Iterator[Problem]:
 
 def _objects(file: Path) -> Iterator[Problem]:
     """Compare the file with one that has just been migrated to its version."""
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db:
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=READ_SECONDS)) as db:
         found = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
         if "th_migrations" not in found:
             return
