@@ -570,6 +570,18 @@ def test_a_server_whose_connections_are_used_up_is_reported(url: str) -> None:
     wait_until(lambda: problems(url, "connections") == [], limit=30)  # the server notices their end later
 
 
+def test_connections_that_are_refused_as_too_many_say_so(url: str) -> None:
+    with app_role(url) as own:
+        execute(url, "ALTER ROLE app CONNECTION LIMIT 0")
+        found = list(examine(own, keep=KEEP))
+
+        assert {each.level for each in found} == {Level.FAIL}
+        assert all(each.remedy.startswith("close connections, or raise max_connections") for each in found), found
+
+        execute(url, "ALTER ROLE app CONNECTION LIMIT -1")
+        assert problems(own, "server") == []
+
+
 def test_a_pooler_that_loses_notifications_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "NOTIFY_SECONDS", 0.5)
     with pooler(url) as pooled:

@@ -71,6 +71,8 @@ def not_checked(error: Exception) -> Problem:
     remedy = getattr(error, "remedy", "") or next(text for kind, text in _REMEDIES if isinstance(error, kind))
     if getattr(error, "sqlstate", None) in _CHANGED:
         remedy = _CHANGED_REMEDY
+    if _is_full(error):
+        remedy = _FULL_REMEDY
     if (code := _sqlite_code(error)) in _SQLITE_REMEDIES:
         remedy = _SQLITE_REMEDIES[code]
     if isinstance(error, StoreUnavailable) and getattr(error.__cause__, "sqlstate", None) in _SLOW:
@@ -78,6 +80,14 @@ def not_checked(error: Exception) -> Problem:
     text = str(error).removesuffix(f": {remedy}").removesuffix(f"; {remedy}")  # the next line says it
     known = isinstance(error, TaskHarborError)
     return Level.FAIL, f"it could not be checked: {text if known else f'{type(error).__name__}: {text}'}", remedy
+
+
+def _is_full(error: Exception) -> bool:
+    if not type(error.__cause__).__module__.startswith("psycopg"):
+        return False
+    from taskharbor.drivers.postgres.server import is_full  # noqa: PLC0415  psycopg is an extra
+
+    return isinstance(error, StoreUnavailable) and is_full(error)
 
 
 def _sqlite_code(error: Exception) -> int:
@@ -95,6 +105,10 @@ _CHANGED: Final = frozenset({"42703", "42804", "42883", "42P01"})
 """The codes of PostgreSQL for a column, a function or a table that does not exist, and for a column of another type."""
 _CHANGED_REMEDY: Final = (
     "the tables are not as the migrations have made them: undo what was changed by hand, or restore them from a backup"
+)
+_FULL_REMEDY: Final = (
+    "close connections, or raise max_connections or the limit of this user; a superuser, for whom some are reserved, "
+    "sees them all in pg_stat_activity; then run this again"
 )
 _BROKEN_DISK: Final = "see that the disk works, and that it is not full (the check 'free space'); then run this again"
 _NO_ACCESS: Final = "see that this user may use the file and its folder; then run this again"
