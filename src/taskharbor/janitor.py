@@ -289,7 +289,7 @@ class Janitor:
                 attempt_count=death.attempt_count,
                 reason=death.reason,
             )
-            log_death(_LOG, dead, cause)
+            log_death(_LOG, death, cause)
             self._call_hooks(dead)
             if self._relay is not None:
                 self._relay()

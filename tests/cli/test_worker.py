@@ -252,7 +252,7 @@ def test_a_janitor_reports_a_death_and_publishes_its_event(url: str, driver: Dri
         janitor.send_signal(signal.SIGTERM)
         assert janitor.wait(LIMIT_SECONDS) == 0
 
-    line = f"job {job_id} (greet) attempt 1: lease expired; now a dead letter: attempts exhausted\n"
+    line = f"job {job_id} (greet) attempt 1: lease expired (worker gone); now a dead letter: attempts exhausted\n"
     assert line in janitor.log()
     assert events.with_name("events.hook").read_text() == "attempts exhausted"
 

@@ -224,10 +224,13 @@ def test_an_attempt_without_an_error_type_has_no_failure() -> None:
 
 
 def test_a_death_is_read_from_its_row() -> None:
-    death = Death(job_id=JOB, type="t", queue="q", life=1, attempt_count=3, reason="r")
+    death = Death(
+        job_id=JOB, type="t", queue="q", life=1, attempt_count=3, reason="r", worker_id="w", traceparent="00-parent"
+    )
+    values = ("t", "q", 1, 3, "r", "w", "00-parent")
 
-    assert records.death_from_values((JOB, "t", "q", 1, 3, "r")) == death
-    assert sqlite_rows.death((JOB.bytes, "t", "q", 1, 3, "r")) == death
+    assert records.death_from_values((JOB, *values)) == death
+    assert sqlite_rows.death((JOB.bytes, *values)) == death
 
 
 def test_a_dead_letter_group_without_an_error_has_an_empty_one() -> None:

@@ -185,9 +185,20 @@ def test_a_death_by_an_ended_lease_is_reported_once_by_the_janitor_that_caused_i
     assert (dead.job_id, dead.type, dead.queue, dead.life) == (job_id, "run", "default", 1)
     assert (dead.attempt_count, dead.reason, dead.job) == (1, "attempts exhausted", None)
     assert errors(caplog, "taskharbor.janitor") == [
-        f"job {job_id} (run) attempt 1: lease expired; now a dead letter: attempts exhausted"
+        f"job {job_id} (run) attempt 1: lease expired (worker gone); now a dead letter: attempts exhausted"
     ]
     assert woken == ["relay"]
+
+
+def test_the_line_of_a_dead_workers_job_has_all_its_fields(caplog: pytest.LogCaptureFixture) -> None:
+    clockwork, trace_id = Clockwork(), "0af7651916cd43dd8448eb211c80319c"
+    janitor = clockwork.janitor()
+    job_id = clockwork.hold(metadata={"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"})
+    clockwork.tick(janitor, 2)
+
+    [record] = [each for each in caplog.records if "dead letter" in each.getMessage()]
+    fields = ("job_id", "type", "queue", "attempt", "worker", "trace_id")
+    assert [getattr(record, name) for name in fields] == [str(job_id), "run", "default", 1, "gone", trace_id]
 
 
 def test_more_deaths_than_a_batch_are_all_reported(monkeypatch: pytest.MonkeyPatch) -> None:

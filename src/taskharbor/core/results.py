@@ -183,7 +183,10 @@ class Declined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A job that became a dead letter, with the data that its report needs."""
+    """A job that became a dead letter, with the data that its report needs.
+
+    ``worker_id`` is the worker that ran it last; ``traceparent`` is that of its enqueue, if it has one.
+    """
 
     job_id: JobId
     type: str
@@ -191,6 +194,8 @@ class Death:
     life: int
     attempt_count: int
     reason: str
+    worker_id: str | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,9 @@ API_KEY_COLUMNS: Final[Columns] = (
     "id", "name", "digest", "scopes", "created_at", "expires_at", "revoked_at", "used_at", "parent",
 )  # fmt: skip
 AUDIT_COLUMNS: Final[Columns] = ("id", "at", "actor", "action", "target", "detail")
-DEATH_COLUMNS: Final[Columns] = ("job_id", "type", "queue", "life", "attempt_count", "reason")
+DEATH_COLUMNS: Final[Columns] = (
+    "job_id", "type", "queue", "life", "attempt_count", "reason", "worker_id", "traceparent",
+)  # fmt: skip
 FINISHED_COLUMNS: Final[Columns] = ("minute", "queue", "status", "count")
 GROUP_COLUMNS: Final[Columns] = (
     "queue", "type", "fingerprint", "count", "error", "first_at", "last_at", "sample",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
 from taskharbor.core.states import FINAL, Event, Status
 from taskharbor.core.text import duration_text, escape_lines, one_line
+from taskharbor.core.trace_context import parse_traceparent
 from taskharbor.observability.job_log import job_fields
 from taskharbor.observability.line_handler import line_handlers
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from logging import Logger, LogRecord
 
-    from taskharbor.core.hooks import JobDead
     from taskharbor.core.model import Job
     from taskharbor.core.outcome import Outcome
+    from taskharbor.core.results import Death
     from taskharbor.observability.line_handler import LineHandler, Successes
 
 MAX_REASON_CHARS: Final = 200
@@ -116,18 +117,22 @@ def _fields(job: Job, seconds: float | None) -> dict[str, object]:
     return job_fields(job) | {"max_attempts": job.max_attempts, "duration_ms": duration}
 
 
-def log_death(log: Logger, dead: JobDead, cause: str) -> None:
+def log_death(log: Logger, death: Death, cause: str) -> None:
     """Log a job that became a dead letter without an outcome, and so without a line about its attempt."""
+    context = parse_traceparent(death.traceparent)
     fields = {
-        "job_id": str(dead.job_id),
-        "type": dead.type,
-        "queue": dead.queue,
-        "attempt": dead.attempt_count,
-        "error": dead.reason,
+        "job_id": str(death.job_id),
+        "type": death.type,
+        "queue": death.queue,
+        "attempt": death.attempt_count,
+        "worker": death.worker_id,
+        "trace_id": None if context is None else context.trace_id,
+        "error": death.reason,
     }
-    args = (dead.job_id, dead.type, dead.attempt_count, cause, _cause(dead.reason))
+    worker = "" if death.worker_id is None else f" (worker {one_line(death.worker_id, limit=MAX_REASON_CHARS)})"
+    args = (death.job_id, death.type, death.attempt_count, cause, worker, _cause(death.reason))
     if log.isEnabledFor(ERROR):
-        log.handle(_record(log, ERROR, "job %s (%s) attempt %d: %s; now a dead letter%s", args, fields))
+        log.handle(_record(log, ERROR, "job %s (%s) attempt %d: %s%s; now a dead letter%s", args, fields))
 
 
 def _level(outcome: Outcome, status: Status) -> int:

@@ -14,7 +14,7 @@ from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED
 from taskharbor.core.results import Death, Extended, RefusalReason, Refused, Settled
 from taskharbor.core.states import Event, Status, status_after
 from taskharbor.core.statistics import HOUR, MINUTE, Metric, begin_of
-from taskharbor.core.trace_context import ATTEMPT_TRACEPARENT
+from taskharbor.core.trace_context import ATTEMPT_TRACEPARENT, TRACEPARENT
 from taskharbor.drivers.memory.inspector import fingerprint
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def dead_letter(tables: Tables, job: Job, *, now: datetime, reason: str, error: 
         life=event.life,
         attempt_count=event.attempt_count,
         reason=reason,
+        worker_id=event.worker_id,
+        traceparent=dead.metadata.get(TRACEPARENT),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, LiteralString
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
 from taskharbor.core.results import Cancellation, Expired
 from taskharbor.core.states import Event, Status
+from taskharbor.core.trace_context import TRACEPARENT
 from taskharbor.drivers.postgres.claim import HELD, LOST_TO_CLOCK
 from taskharbor.drivers.postgres.rows import NOW
 from taskharbor.drivers.postgres.settle import COUNT_ENDED
@@ -58,7 +59,8 @@ class PostgresLeaseExpiry:
               FROM lost
              WHERE job.status = 'PROCESSING'
                AND job.id = lost.id
-            RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason
+            RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason,
+                      job.worker_id, job.metadata ->> '{TRACEPARENT}' AS traceparent
         ),
         recorded AS (
             INSERT INTO th_attempts
@@ -75,7 +77,7 @@ class PostgresLeaseExpiry:
              GROUP BY queue, status
         )
         SELECT lost.lease_expires_at, lost.lease_token, lost.landing, landed.id, landed.type, landed.queue,
-               landed.life, landed.attempt_count, landed.dead_reason
+               landed.life, landed.attempt_count, landed.dead_reason, landed.worker_id, landed.traceparent
           FROM lost
           JOIN landed ON landed.id = lost.id
     """
@@ -106,14 +108,15 @@ class PostgresLeaseExpiry:
                    dispatch_at = NULL
              WHERE job.id = ANY (ARRAY(SELECT id FROM exhausted))
                AND job.status IN ('PENDING', 'ENQUEUED', 'FAILED')
-            RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason
+            RETURNING job.id, job.queue, job.status, job.type, job.life, job.attempt_count, job.dead_reason,
+                      job.worker_id, job.metadata ->> '{TRACEPARENT}' AS traceparent
         ),
         tallied AS (
             {COUNT_ENDED}
               FROM buried
              GROUP BY queue, status
         )
-        SELECT id, type, queue, life, attempt_count, dead_reason
+        SELECT id, type, queue, life, attempt_count, dead_reason, worker_id, traceparent
           FROM buried
     """
 

@@ -9,6 +9,7 @@ from taskharbor.core.ids import Token
 from taskharbor.core.outcome import ATTEMPTS_EXHAUSTED, LEASE_LOST
 from taskharbor.core.results import Cancellation, Expired
 from taskharbor.core.states import Event, Status
+from taskharbor.core.trace_context import TRACEPARENT
 from taskharbor.drivers.records import landing_case
 from taskharbor.drivers.sqlite.rows import WAITING, death, job_id, micros, span
 
@@ -170,8 +171,8 @@ class SqliteLeaseExpiry:
                 db.execute(statement, jump)
 
 
-_DEATHS: Final[LiteralString] = """
-    SELECT id, type, queue, life, attempt_count, dead_reason
+_DEATHS: Final[LiteralString] = f"""
+    SELECT id, type, queue, life, attempt_count, dead_reason, worker_id, json_extract(metadata, '$.{TRACEPARENT}')
       FROM th_jobs
      WHERE id = ?
 """

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 UNSEEN_FOR: Final = timedelta(days=7)
 AGE: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
+PARENT: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def close(
@@ -42,7 +43,7 @@ def revived(subject: Subject, **fields: object) -> JobId:
 
 
 def test_expire_returns_the_details_of_each_death(subject: Subject) -> None:
-    first = subject.insert(queue="mail", type="send")
+    first = subject.insert(queue="mail", type="send", metadata={"traceparent": PARENT})
     [claim] = subject.reserve("mail")
     subject.settle(claim, Outcome.fail("hopeless"))
     subject.requeue(first, budget=1)
@@ -52,19 +53,37 @@ def test_expire_returns_the_details_of_each_death(subject: Subject) -> None:
 
     answers = {answer.job_id: answer.death for answer in subject.driver.maintenance.expire(limit=10)}
 
-    death = Death(job_id=first, type="send", queue="mail", life=2, attempt_count=2, reason=ATTEMPTS_EXHAUSTED)
+    death = Death(
+        job_id=first,
+        type="send",
+        queue="mail",
+        life=2,
+        attempt_count=2,
+        reason=ATTEMPTS_EXHAUSTED,
+        worker_id="worker",
+        traceparent=PARENT,
+    )
     assert answers == {first: death, waiting: None}
 
 
 def test_bury_returns_the_details_of_each_death(subject: Subject) -> None:
-    job_id = subject.insert(queue="mail", type="send")
+    job_id = subject.insert(queue="mail", type="send", metadata={"traceparent": PARENT})
     subject.exhaust(job_id)
 
     deaths = subject.driver.maintenance.bury(limit=10)
 
-    attempts = subject.job(job_id).attempt_count
+    job = subject.job(job_id)
     assert deaths == [
-        Death(job_id=job_id, type="send", queue="mail", life=1, attempt_count=attempts, reason=ATTEMPTS_EXHAUSTED)
+        Death(
+            job_id=job_id,
+            type="send",
+            queue="mail",
+            life=1,
+            attempt_count=job.attempt_count,
+            reason=ATTEMPTS_EXHAUSTED,
+            worker_id=job.worker_id,
+            traceparent=PARENT,
+        )
     ]
 
 
