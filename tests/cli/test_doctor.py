@@ -96,7 +96,7 @@ def test_with_sqs_the_queues_are_checked_too(
             monkeypatch.setenv(name, value)
 
         assert run(cli, ["doctor", "--url", url, "--sqs", "-q", "mail"]) == ExitCode.PROBLEMS_FOUND
-        assert "fail sqs queues: queue taskharbor-mail: " in capsys.readouterr().out
+        assert "fail sqs queues: queue taskharbor-mail does not exist at " in capsys.readouterr().out
 
         run(cli, ["sqs", "setup", "-q", "mail"])
         assert run(cli, ["doctor", "--url", url, "--sqs", "-q", "mail"]) == ExitCode.OK

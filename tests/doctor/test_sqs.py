@@ -53,6 +53,9 @@ def test_missing_queues_are_reported_until_they_exist(transport: SqsTransport) -
     found = problems(transport)
     assert {each.level for each in found} == {Level.FAIL}
     assert len(found) == len(SPECS)
+    assert {each.text.partition(" at ")[0] for each in found} == {
+        f"queue {transport.name(spec.name)} does not exist" for spec in SPECS
+    }
     assert "taskharbor sqs setup" in found[0].remedy
 
     transport.ensure_queues(SPECS)

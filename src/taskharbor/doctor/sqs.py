@@ -44,7 +44,9 @@ def _queues(transport: SqsTransport, specs: Sequence[QueueSpec]) -> Iterator[Pro
         try:
             differing = transport.differing_attributes(spec)
         except TransportRefused as error:
-            yield Level.FAIL, f"queue {transport.name(spec.name)}: {error.problem}", error.remedy
+            named = f"queue {transport.name(spec.name)}"
+            text = error.problem if error.problem.startswith(named) else f"{named}: {error.problem}"
+            yield Level.FAIL, text, error.remedy
             continue
         for name, (found, wanted) in differing.items():
             text = f"queue {transport.name(spec.name)}: {name} is {found or 'not set'}, and should be {wanted}"
