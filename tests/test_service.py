@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskharbor import service
 from taskharbor.runtime import ThreadRuntime
-from taskharbor.service import ServiceLoops
+from taskharbor.service import ServiceLoops, run_until_signal
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -53,6 +53,14 @@ def test_a_signal_at_any_point_of_the_wait_stops_the_service() -> None:
     )
 
     assert done.stdout == "received every signal\n", done.stderr
+
+
+def test_a_service_that_is_over_by_itself_is_stopped_before_the_exit() -> None:
+    called: list[str] = []
+
+    run_until_signal(lambda: called.append("start"), lambda: called.append("stop"), is_over=lambda: True)
+
+    assert called == ["start", "stop"]
 
 
 # The second signal arrives while the interrupted thread writes to the log.

@@ -56,7 +56,8 @@ def run_until_signal(
 ) -> None:
     """Call *start*, wait for SIGTERM, SIGINT or *is_over*, and call *stop*.
 
-    A second signal logs *last_words* and exits at once, unless it belongs to the same stop.
+    *stop* is also called if the service is over by itself: the exit must not cut off what it does last. A second signal
+    logs *last_words* and exits at once, unless it belongs to the same stop.
 
     Both signals are handled explicitly because process 1 has no default handlers.
     """
@@ -80,8 +81,7 @@ def run_until_signal(
             start()
             while not _received(signals) and not is_over():
                 pass
-            if not is_over():
-                stop()
+            stop()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

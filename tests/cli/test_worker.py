@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tests.support.cli_processes import Started
 
 APP: Final = """
+import asyncio
 import logging
 import pathlib
 import threading
@@ -51,7 +52,10 @@ def never_return(job):
     pathlib.Path(job.data["sign"]).touch()
     threading.Event().wait()
 
-handlers = {"greet": greet, "stay": stay, "never-return": never_return}
+async def leave_a_thread(job):
+    await asyncio.to_thread(threading.Event().wait)
+
+handlers = {"greet": greet, "stay": stay, "never-return": never_return, "leave-a-thread": leave_a_thread}
 """
 HARBOR: Final = """
 from taskharbor import Harbor
@@ -145,6 +149,19 @@ def test_a_worker_that_lost_half_of_its_slots_ends_with_12(url: str, driver: Dri
         assert "in never_return" in worker.log()
         assert "1 of 2 slots lost; draining, then ending with exit code 12" in worker.log()
     assert status_of(driver, job_id) is Status.DEAD
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_thread_left_by_a_handler_does_not_keep_its_worker_running(url: str, driver: Driver, tmp_path: Path) -> None:
+    with started(tmp_path, "worker", "shop.py", "--url", url, "--max-jobs", "1") as worker:
+        job_id = Client(driver).enqueue(JobRequest(type="leave-a-thread", timeout=0.2, max_attempts=1)).id
+
+        code = worker.wait(LIMIT_SECONDS)
+
+        assert code == ExitCode.RECYCLED
+        assert worker.log().endswith("exiting although threads are still running: asyncio_0\n")
+    assert status_of(driver, job_id) is Status.DEAD
+    assert driver.inspector.workers() == []
 
 
 def test_unknown_types_are_dead_lettered_or_left_as_configured(url: str, driver: Driver, tmp_path: Path) -> None:

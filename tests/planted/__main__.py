@@ -58,6 +58,7 @@ FOLDERS: Final = {
         "enqueuer",
         "installation",
         "operations",
+        "service",
         "store_metrics",
         "task",
         "unjoined",

@@ -73,7 +73,8 @@ def run_worker(
 
     def stop() -> None:
         reporter.stopping()
-        _LOG.info("worker %s stopping: %s", worker.id, _stop_notice(worker))
+        if not worker.is_over:
+            _LOG.info("worker %s stopping: %s", worker.id, _stop_notice(worker))
         worker.stop()
         _LOG.info("worker %s stopped", worker.id)
 

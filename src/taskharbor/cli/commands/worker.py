@@ -188,6 +188,7 @@ def worker(
 
     from taskharbor.cli.app_loader import find_app, load_app
     from taskharbor.cli.log_output import log_to_stderr
+    from taskharbor.cli.process_exit import exit_soon
     from taskharbor.cli.sqs import sqs_transport
     from taskharbor.cli.startup import prepare_store
     from taskharbor.cli.supervisor import supervise
@@ -217,6 +218,7 @@ def worker(
         probes.watch(made.watched, worker=made)
         run_worker(made, harbor, named=options["queues"] or (), reporter=reporter, health=probes.health)
     made.codec_check.raise_refusal()
+    exit_soon(made.exit_code, click.get_current_context().obj)
     raise click.exceptions.Exit(made.exit_code)
 
 
