@@ -13,7 +13,7 @@ import pytest
 
 from taskharbor import Context, Harbor
 from taskharbor.core.errors import UsageError
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -123,6 +123,26 @@ def test_a_lifespan_that_fails_after_its_yield_is_only_logged(quick: Harbor, cap
 
     assert handle.result() == 7
     assert "failed after its yield" in caplog.text
+
+
+def test_a_lifespan_that_hangs_after_its_yield_is_left_behind(
+    quick: Harbor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+
+    @quick.lifespan
+    def resources() -> Iterator[None]:
+        yield
+        assert may_end.wait(LIMIT_SECONDS)
+
+    monkeypatch.setattr("taskharbor.worker.lifespan.LIFESPAN_TIMEOUT", timedelta(milliseconds=50))
+    stopping = threading.Thread(target=quick.worker().drain, daemon=True)
+    with caplog.at_level(logging.ERROR):
+        stopping.start()
+        wait_until(lambda: not stopping.is_alive())
+    may_end.set()
+
+    assert caplog.messages == ["lifespan resources did not end within 50 ms of its yield"]
 
 
 def test_a_lifespan_that_does_not_yield_once_or_comes_second_is_refused(quick: Harbor) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.errors import Problem, UsageError
+from taskharbor.core.text import duration_text
 from taskharbor.runtime import run_coroutine
 
 if TYPE_CHECKING:
@@ -52,7 +53,17 @@ class LifespanRun:
             raise
 
     def leave(self) -> None:
-        """Run the lifespan to its end. All jobs are settled or released by then, so an error is only logged."""
+        """Run the lifespan to its end, or until its timeout. All jobs are settled or released by then.
+
+        So an error is only logged. A sync lifespan runs in a thread of its own, which may be left behind.
+        """
+        if not isinstance(self._generator, Iterator):
+            self._leave()
+        elif not self._runtime.serve("lifespan", self._leave).join(LIFESPAN_TIMEOUT):
+            limit = duration_text(LIFESPAN_TIMEOUT.total_seconds())
+            _LOG.error("lifespan %s did not end within %s of its yield", self._name, limit)
+
+    def _leave(self) -> None:
         try:
             ended(self._next(), self._name)
         except Exception:  # noqa: BLE001  user code
