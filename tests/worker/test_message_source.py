@@ -443,6 +443,25 @@ def test_a_job_of_a_stopping_worker_is_released_and_its_message_resent() -> None
     assert rig.left() == 1
 
 
+def test_any_number_of_stopping_workers_leaves_one_message_for_their_job() -> None:
+    rig = DeliveryRig()
+    job_id = _sent(rig)
+    left = []
+
+    for _ in range(15):  # more than the free releases of a job
+        worker = rig.worker({"run": _long})
+        rig.run(1)
+        worker.begin_stop(timedelta(0))
+        rig.run(3)
+        rig.enqueuer().tick()
+        left.append(rig.left())
+    rig.worker({"run": _nothing})
+    rig.run(1)
+
+    assert left == [1] * 15
+    assert (rig.job(job_id).status, rig.left()) == (Status.SUCCEEDED, 0)
+
+
 def test_while_messages_cannot_be_received_jobs_are_taken_from_the_store(caplog: pytest.LogCaptureFixture) -> None:
     rig = DeliveryRig()
     rig.service.broken.add("receive")

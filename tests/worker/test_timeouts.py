@@ -255,6 +255,28 @@ def test_a_lost_slot_takes_no_job_until_its_handler_returns(driver: Driver, stuc
     assert most == 2  # of three in that queue
 
 
+@pytest.mark.parametrize("driver", ["memory"], indirect=True)
+def test_a_hundred_timeouts_leave_no_more_threads_than_slots(driver: Driver) -> None:
+    threads = set[str]()
+
+    def run(_job: Job, ctx: Context) -> None:
+        threads.add(threading.current_thread().name)
+        wait_until(lambda: ctx.is_cancelled)
+        ctx.raise_if_cancelled()
+
+    async def run_async(_job: Job) -> None:
+        threads.add(threading.current_thread().name)
+        await asyncio.Event().wait()
+
+    brief = timedelta(milliseconds=20)
+    jobs = [enqueue(driver, name, timeout=brief, max_attempts=1) for name in ("run", "run.async") * 50]
+    worker_for(driver, {"run": run, "run.async": run_async}, concurrency=4).drain()
+
+    assert {stored(driver, job_id).status for job_id in jobs} == {Status.DEAD}
+    assert {each.outcome for each in driver.inspector.attempts(jobs)} == {AttemptOutcome.TIMED_OUT}
+    assert len(threads) <= 4 + 1  # and that of the event loop
+
+
 @IN_MEMORY
 def test_a_worker_that_lost_half_of_its_slots_finishes_what_runs_and_ends(driver: Driver, stuck: Stuck) -> None:
     other = threading.Event()
