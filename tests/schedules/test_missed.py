@@ -6,11 +6,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from taskharbor.core.states import Status
-from taskharbor.schedules import Cron
-from taskharbor.schedules.firing import MAX_CATCH_UP, next_firing
-from tests.support.schedule_rig import HOUR, MINUTE, SECOND, ScheduleRig, fire_times, hourly, made
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.schedules import Cron, Scheduler
+from taskharbor.schedules.firing import MAX_CATCH_UP, Missed, next_firing
+from taskharbor.testing.clock import ManualClock
+from tests.support.schedule_rig import HOUR, MINUTE, SECOND, START, ScheduleRig, fire_times, hourly, made
 
 
 def put(rig: ScheduleRig, **fields: Any) -> None:
@@ -34,6 +38,26 @@ def test_a_fire_time_is_missed_when_it_is_a_minute_late(rig: ScheduleRig, late: 
     rig.pass_by(HOUR / 2 + late)
 
     assert rig.hours() == hours
+
+
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+@given(stalls=st.lists(st.integers(1, 300), min_size=1, max_size=20))
+def test_after_a_stall_of_any_length_each_fire_time_has_one_job(missed: Missed, stalls: list[int]) -> None:
+    clock = ManualClock(START)
+    driver = MemoryDriver(clock=clock)
+    scheduler = Scheduler(driver)
+    scheduler.put([hourly(cron="* * * * *", missed=missed, overlap="allow")])
+    expected: list[datetime] = []
+
+    for seconds in stalls:
+        before = clock.now()
+        clock.advance(seconds * SECOND)
+        scheduler.tick()
+        passed = [before.replace(second=0) + n * MINUTE for n in range(1, 7)]
+        due = [fire for fire in passed if before < fire <= clock.now()]
+        expected += due if missed == "all" else due[-1:]
+
+    assert fire_times(driver, "hourly") == expected
 
 
 def test_a_fire_time_on_time_is_not_skipped_with_the_missed_ones(rig: ScheduleRig) -> None:
