@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 import pytest
 
+from taskharbor import Client, JobRequest, Worker
 from taskharbor.core.errors import StoreUnavailable
+from taskharbor.core.ids import JobId
 from taskharbor.core.outcome import Outcome
 from taskharbor.core.results import Enqueued, Settled, Settlement
 from taskharbor.core.states import Status
@@ -218,6 +220,20 @@ def test_a_call_does_not_wait_for_a_server_that_never_answered(proxy: Proxy) -> 
 
     proxy.accept()
     assert time.monotonic() - start < LIMIT_SECONDS / 2
+
+
+def test_a_worker_whose_connections_are_cut_often_runs_every_job(direct: PostgresDriver, proxy: Proxy) -> None:
+    client, jobs = Client(direct), list[JobId]()
+    with connected(proxy) as driver:
+        worker = Worker(driver, concurrency=2, lease=SHORT)
+        worker.register("run", lambda _job: None)
+        worker.start()
+        for _ in range(5):
+            for _ in range(4):
+                jobs.append(client.enqueue(JobRequest(type="run")).id)
+                proxy.reset()
+            wait_until(lambda: {job.status for job in direct.inspector.get(jobs).values()} == {Status.SUCCEEDED})
+        worker.stop()
 
 
 @pytest.fixture(scope="module")
