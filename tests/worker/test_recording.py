@@ -106,6 +106,23 @@ def test_a_worker_keeps_its_jobs_during_an_outage_and_continues_afterwards(drive
     assert [(job.status, job.attempt_count) for job in jobs] == [(Status.SUCCEEDED, 1)] * 2
 
 
+def test_a_job_that_became_due_during_an_outage_runs_after_it(driver: Driver) -> None:
+    outage = Outage()
+
+    with running_worker(meddled(driver, outage), {"run": _nothing}):
+        outage.begin()
+        job_id = enqueue(driver, "run", delay=SHORT / 10)
+        wait_until(lambda: driver.inspector.now() > stored(driver, job_id).scheduled_for)
+        refused = len(outage.refused)
+        wait_until(lambda: len(outage.refused) > refused)
+        during = stored(driver, job_id)
+        outage.end()
+        job = ended(driver, job_id)
+
+    assert (during.status, during.attempt_count) == (Status.PENDING, 0)
+    assert (job.status, job.attempt_count) == (Status.SUCCEEDED, 1)
+
+
 def test_an_outcome_that_could_not_be_recorded_before_its_lease_ended_is_made_again(driver: Driver) -> None:
     outage = Outage("settle", "extend")
     outage.begin()
