@@ -17,7 +17,7 @@ import pytest
 
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.janitor import ClockGuard
-from taskharbor.runtime import START_BATCH, ThreadRuntime, run_coroutine, start_all
+from taskharbor.runtime import MIN_TO_THREADS, START_BATCH, ThreadRuntime, run_coroutine, start_all
 from taskharbor.testing.clock import ManualClock
 from tests.support.async_observer import AsyncObservations
 
@@ -85,6 +85,19 @@ def test_coroutines_submitted_together_have_separate_contexts() -> None:
         results = [seen.get(timeout=LIMIT_SECONDS) for _ in range(3)]
 
         assert results == [(name, "the caller's") for name in ("red", "green", "blue")]
+
+
+def test_as_many_calls_of_to_thread_run_at_once_as_handlers() -> None:
+    handlers = MIN_TO_THREADS + 8
+    barrier, done = threading.Barrier(handlers, timeout=LIMIT_SECONDS), SimpleQueue[int]()
+
+    async def call() -> None:
+        done.put(await asyncio.to_thread(barrier.wait))
+
+    with closing(ThreadRuntime(sync_threads=handlers)) as runtime:
+        runtime.run_async([(call(), number) for number in range(handlers)], AsyncObservations())
+
+        assert {done.get(timeout=LIMIT_SECONDS) for _ in range(handlers)} == set(range(handlers))
 
 
 def test_coroutines_begin_in_the_cycle_in_which_they_are_started_and_as_tasks() -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
@@ -42,6 +43,7 @@ _LOG: Final = logging.getLogger("taskharbor.runtime")
 MAX_STACK_FRAMES: Final = 30
 CANCEL_GRACE_SECONDS: Final = 1.0
 """How long a cancelled coroutine may take to end."""
+MIN_TO_THREADS: Final = 32
 START_BATCH: Final = 32
 """How many coroutines get a task before their first steps are run."""
 MAX_START_SECONDS: Final = 0.005
@@ -150,6 +152,7 @@ class ThreadRuntime:
     can_block = True
 
     def __init__(self, *, sync_threads: int) -> None:
+        self._sync_threads = sync_threads
         self._threads = HandlerThreads(max_threads=sync_threads)
         self._events: EventLoopThread | None = None
         self._starting = threading.Lock()
@@ -184,7 +187,7 @@ class ThreadRuntime:
     def run_async(self, works: Sequence[AsyncWork], observer: AsyncObserver) -> None:
         with self._starting:
             if self._events is None:
-                self._events = EventLoopThread()
+                self._events = EventLoopThread(to_threads=self._sync_threads)
         self._events.run(works, observer)
 
     def event_loop_wait(self) -> float:
@@ -252,10 +255,15 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 class EventLoopThread:
-    """An asyncio event loop in a thread. Coroutines submitted together cost one wake-up."""
+    """An asyncio event loop in a thread. Coroutines submitted together cost one wake-up.
 
-    def __init__(self) -> None:
+    `asyncio.to_thread` has at least *to_threads* threads: as many as handlers may call it at once. Python's default of
+    four more than there are processors would let the others wait, and calls that hang would soon stop them all.
+    """
+
+    def __init__(self, *, to_threads: int) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(max(MIN_TO_THREADS, to_threads), "asyncio"))
         self._is_closed = False
         self._asked_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="taskharbor-async", daemon=True)
