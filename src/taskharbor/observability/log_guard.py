@@ -12,6 +12,7 @@ LOGGERS: Final = tuple(
     f"taskharbor.{name}"
     for name in (
         "api",
+        "cli",
         "client",
         "enqueuer",
         "health",
