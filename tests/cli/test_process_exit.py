@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The codes with which the process would have ended."""
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(process_exit, "EXIT_SECONDS", 0.0)
     monkeypatch.setattr(sys, "argv", ["taskharbor", "worker", "shop.py"])
-    return codes
+    yield codes
+    # While os._exit is replaced: a late thread would end the process of the tests.
+    wait_until(lambda: "taskharbor-exit" not in {each.name for each in threading.enumerate()})
 
 
 @contextmanager
