@@ -153,7 +153,7 @@ def to_callable(publisher: Publisher) -> Publish:
     def publish(event: DeadTaskEvent) -> ItemFailure | None:
         try:
             returned = publisher(event)
-        except Exception as error:  # noqa: BLE001  user code: the event is retried whatever it raises
+        except BaseException as error:  # noqa: BLE001  user code: one that calls sys.exit() must not hold up other events
             return ItemFailure(type(error).__name__, str(Failure.of(error)), is_permanent=False)
         if inspect.isawaitable(returned):  # of a lambda or a wrapper around a coroutine function: nothing was published
             if inspect.iscoroutine(returned):
