@@ -207,16 +207,19 @@ def test_an_error_that_is_not_about_the_data_of_an_outcome_is_raised(driver: Pos
     assert driver.settle([Settlement(claim.lease, Outcome.ack())]) == [Settled(claim.job.id, Status.SUCCEEDED)]
 
 
-def test_a_password_function_that_fails_means_that_the_store_is_unavailable(url: str) -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_password_function_that_fails_means_that_the_store_is_unavailable(
+    url: str, error: type[BaseException]
+) -> None:
     def password() -> str:
-        raise ValueError("canary")
+        raise error("canary")
 
     with closing(PostgresDriver(url, password=password)) as driver, pytest.raises(StoreUnavailable) as failed:
         driver.insert([new_job()])
 
-    assert "password() raised ValueError" in str(failed.value)
+    assert f"password() raised {error.__name__}" in str(failed.value)
     assert "canary" not in str(failed.value)
-    assert isinstance(failed.value.__cause__, ValueError)
+    assert isinstance(failed.value.__cause__, error)
 
 
 def raise_timeout() -> str:

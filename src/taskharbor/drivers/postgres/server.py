@@ -234,11 +234,12 @@ class ServerAddress:
         """Call the user's function. If it fails, raise `StoreUnavailable`: it may succeed later.
 
         A text that cannot be sent is a failure, too. While an outcome is recorded, a `UnicodeError` blames the outcome.
+        So is a `SystemExit`: in a thread of the driver or a worker, it would end that thread without a word.
         """
         try:
             text = password()
             str(text).encode()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # The message may contain secrets; it stays in the cause.
             raise StoreUnavailable(f"{self.place}: password() raised {type(error).__name__}") from error  # noqa: TRY003
         return text
