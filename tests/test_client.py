@@ -121,7 +121,7 @@ def test_all_fields_of_a_request_are_stored(rig: ClientRig) -> None:
     )
 
     job = rig.stored(answer.id)
-    assert job.data == {"name": "Ada"}
+    assert (job.type, job.data) == ("greet", {"name": "Ada"})
     assert (job.queue, job.priority, job.max_attempts) == ("mail", -5, 7)
     assert (job.scheduled_for, job.timeout) == (NOW + HOUR, timedelta(seconds=30))
     assert (job.idempotency_key, job.metadata) == ("welcome-7", {"tenant": "acme"})
