@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
 
@@ -18,7 +21,7 @@ from taskharbor.delivery.sqs.client import CallContext, translate_error
 from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 from taskharbor.installation import install_command
 from taskharbor.testing.sqs import EndpointFaults
-from tests.support.transport_contract import messages
+from tests.support.transport_contract import MAIL, messages
 from tests.support.transport_subjects import KEYS, REGION
 
 if TYPE_CHECKING:
@@ -110,6 +113,31 @@ def test_missing_credentials_are_refused_with_a_remedy(
 
     transport.close()
     assert not endpoint.requests
+
+
+@pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "broken"])
+def test_a_program_for_credentials_that_fails_is_a_refusal(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_missing: bool
+) -> None:
+    program, config = tmp_path / "credentials.sh", tmp_path / "config"
+    keys = {"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "SessionToken": "c"}
+    expiration = datetime.now(UTC) + timedelta(minutes=5)  # so soon that boto3 asks again before each call
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(keys | {'Expiration': expiration.isoformat()})}'\n")
+    program.chmod(0o700)
+    config.write_text(f"[default]\ncredential_process = {program}\n")
+    for name in KEYS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    with closing(SqsTransport(endpoint_url=endpoint.url, region=REGION)) as transport:
+        transport.ensure_queues([MAIL])
+        if is_missing:
+            program.unlink()
+        else:
+            program.write_text("#!/bin/sh\necho nothing\n")
+
+        with pytest.raises(TransportRefused, match="correct this AWS configuration"):
+            transport.depth("mail")
 
 
 def test_a_missing_region_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

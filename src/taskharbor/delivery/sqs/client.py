@@ -21,7 +21,10 @@ from taskharbor.delivery.transport import TransportRefused, TransportUnavailable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CAUGHT: Final = (boto.BotoCoreError, boto.ClientError, ResponseParserError)
+CAUGHT: Final = (boto.BotoCoreError, boto.ClientError, ResponseParserError, OSError, ValueError)
+"""The last two are of a program that boto3 starts for credentials, which is missing or prints something else, or of a
+URL. An error that is not translated would keep a worker from polling the store instead.
+"""
 
 _NO_QUEUE: Final = (
     "queue {queue} does not exist at {place}",
@@ -146,7 +149,7 @@ class SqsClients:
             self._session = boto3.session.Session(region_name=region)
             self._client = self._session.client("sqs", endpoint_url=endpoint_url, config=short)
             self._receiving_client = self._session.client("sqs", endpoint_url=endpoint_url, config=long)
-        except (*CAUGHT, ValueError) as error:  # ValueError: the endpoint is not a URL
+        except CAUGHT as error:
             raise translate_error(error, CallContext(operation="", queue="", place=endpoint_url or "SQS")) from error
         self._counting = threading.Lock()
         self._calls: Counter[str] = Counter()
