@@ -234,8 +234,8 @@ CALLS: Final[dict[str, Callable[[PostgresDriver], object]]] = {
     "find": lambda driver: driver.inspector.find(JobFilter(), limit=10),
 }
 """Calls that the two tests above do not cover: check only that they distinguish the kinds of errors."""
-UNHURRIED: Final = {"purge"}
-"""Retention calls, which may take minutes."""
+UNHURRIED: Final = {"purge", "roll up"}
+"""Calls that may take minutes."""
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -1,4 +1,4 @@
-"""Retention statements that take longer than the deadline, with and without a pooler."""
+"""Statements of retention and of the roll-up that take longer than the deadline, with and without a pooler."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from taskharbor.core.states import Status
@@ -66,6 +67,28 @@ def test_dead_letters_whose_removal_takes_longer_than_the_deadline_are_purged(sl
     slow_down(url, "th_attempts")
 
     assert slow.driver.maintenance.purge(older_than=RETENTION, limit=1) == 1
+
+
+def test_tallies_whose_roll_up_takes_longer_than_the_deadline_are_counted(slow: Subject, url: str) -> None:
+    slow.insert()
+    slow_down(url, "th_waiting_tallies")
+
+    roll_up(slow)
+
+    assert [each.counts[Status.PENDING] for each in slow.driver.inspector.queues()] == [1]
+    assert count(url, "th_waiting_tallies") == 0
+
+
+def test_a_roll_up_is_left_to_the_process_that_makes_one(slow: Subject, url: str) -> None:
+    slow.insert()
+    with psycopg.connect(url) as db:
+        db.execute("LOCK TABLE th_living IN SHARE ROW EXCLUSIVE MODE")
+
+        roll_up(slow)
+
+    assert count(url, "th_waiting_tallies") == 1
+    roll_up(slow)
+    assert count(url, "th_waiting_tallies") == 0
 
 
 def connections_of(subject: Subject) -> PostgresPool:

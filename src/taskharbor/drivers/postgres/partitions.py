@@ -40,7 +40,7 @@ _SET_TIMEOUT: Final[LiteralString] = "SELECT set_config('statement_timeout', %s,
 SCAN_BATCH: Final = 10_000
 """Jobs that one step scans: well under a second, even from a cold disk."""
 STATEMENT_TIMEOUT: Final = timedelta(minutes=10)
-"""The statement timeout of retention: its statements read or drop many rows, and no caller waits for them."""
+"""The statement timeout of retention and of the roll-up: they read or remove many rows, and no caller waits."""
 _PREFIX: Final = "th_jobs_finished_"
 
 _DELETE_LOGS: Final[LiteralString] = """logs AS (
