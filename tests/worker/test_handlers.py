@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from contextlib import closing
 from contextvars import ContextVar
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +47,18 @@ def test_each_job_is_run_by_the_handler_of_its_type(driver: Driver) -> None:
     drained(driver, {each: lambda job, each=each: ran.append((each, jobs[job.id])) for each in types})
 
     assert sorted(ran) == sorted((job_type, job_type) for job_type in types)
+
+
+def test_a_handler_gets_its_job_as_the_store_has_it(driver: Driver) -> None:
+    seen: list[tuple[Job, Job]] = []
+    job_id = enqueue(driver, "look", {"name": "Ada"}, timeout=timedelta(minutes=5), max_attempts=3)
+
+    drained(driver, {"look": lambda job: seen.append((job, stored(driver, job.id)))})
+
+    [(given, found)] = seen
+    assert given == found
+    assert (given.id, given.type, given.queue, given.data) == (job_id, "look", "default", {"name": "Ada"})
+    assert (given.timeout, given.max_attempts) == (timedelta(minutes=5), 3)
 
 
 def _sync(job: Job) -> list[Any]:

@@ -96,8 +96,9 @@ def test_a_retried_job_claimed_by_message_returns_to_enqueued(subject: Subject) 
 
     answer = subject.settle(claim, RETRY)
 
+    job = subject.job(claim.job.id)
     assert answer == Settled(claim.job.id, Status.ENQUEUED)
-    assert subject.job(claim.job.id).dispatch_at is None
+    assert (job.dispatch_at, job.scheduled_for) == (None, subject.clock.now() + timedelta(minutes=5))
 
 
 def test_a_failed_attempt_is_recorded_with_its_error(subject: Subject) -> None:
