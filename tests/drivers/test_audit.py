@@ -71,6 +71,9 @@ class Store:
     def found(self, *, page_rows: int = 100) -> set[tuple[int, JobId]]:
         return {(each.invariant, each.job_id) for each in audit(self.subject.driver, page_rows=page_rows)}
 
+    def details(self) -> set[tuple[str, JobId]]:
+        return {(each.detail, each.job_id) for each in audit(self.subject.driver)}
+
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
@@ -145,6 +148,46 @@ def test_a_key_of_a_job_that_is_missing_is_found(store: Store) -> None:
     store.corrupt("DELETE FROM th_jobs WHERE id = {id}", job_id)
 
     assert store.found() == {(15, job_id)}
+
+
+NOT_HELD: Final = "its idempotency key is not held by it"
+NOT_ITS_OWN: Final = "it holds an idempotency key that is not its own"
+
+
+def test_a_key_in_another_queue_is_not_held_and_not_its_own(store: Store) -> None:
+    job_id = store.subject.insert(idempotency_key="key")
+
+    store.corrupt("UPDATE th_keys SET queue = 'elsewhere' WHERE job_id = {id}", job_id)
+
+    assert store.details() == {(NOT_HELD, job_id), (NOT_ITS_OWN, job_id)}
+
+
+def test_a_key_of_another_job_is_not_held(store: Store) -> None:
+    job_id, other = store.subject.insert(idempotency_key="key"), store.subject.insert()
+
+    store.corrupt("UPDATE th_keys SET job_id = (SELECT id FROM th_jobs WHERE id <> {id})", job_id)
+
+    assert store.details() == {(NOT_HELD, job_id), (NOT_ITS_OWN, other)}
+
+
+def test_an_event_of_an_earlier_life_is_not_that_of_this_one(store: Store) -> None:
+    job_id = store.subject.bring(Status.DEAD)
+    store.subject.requeue(job_id)
+    store.subject.settle(store.subject.take(), Outcome.fail("boom"))
+    assert store.found() == set()
+
+    store.corrupt("DELETE FROM th_outbox WHERE job_id = {id} AND life = 2", job_id)
+
+    assert store.found() == {(11, job_id)}
+
+
+def test_a_running_job_that_was_retried_is_no_violation(store: Store) -> None:
+    store.subject.insert()
+    store.subject.settle(store.subject.take(), Outcome.retry(after=LEASE))
+    store.subject.advance(LEASE)
+    store.subject.take()
+
+    assert store.found() == set()
 
 
 def test_two_jobs_of_one_fire_time_are_found(store: Store) -> None:

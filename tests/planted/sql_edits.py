@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DRIVERS: Final = Path(__file__).resolve().parents[2] / "src" / "taskharbor" / "drivers"
 MAX_NAME_CHARS: Final = 100
 STORES: Final = ("postgres", "sqlite")
+SHARED: Final = "audit_rules.py"
+"""The SQL of both stores: that of the audit, which no case of the kit reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class SqlEdit:
 
     @property
     def store(self) -> str:
-        return self.file.partition("/")[0]
+        return "both" if self.file == SHARED else self.file.partition("/")[0]
 
     @property
     def is_migration(self) -> bool:
@@ -56,7 +58,8 @@ class SqlEdit:
 
 
 def all_edits() -> list[SqlEdit]:
-    return [edit for store in STORES for file in _files(store) for edit in edits_of(file)]
+    files = [DRIVERS / SHARED, *(file for store in STORES for file in _files(store))]
+    return [edit for file in files for edit in edits_of(file)]
 
 
 def _files(store: str) -> list[Path]:
