@@ -67,7 +67,28 @@ def test_an_unavailable_sqs_ends_a_command_with_3() -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("given", "faults", "words"), WRONG)
+def test_an_enqueuer_without_a_region_ends_at_its_start(tmp_path: Path) -> None:
+    done = taskharbor("enqueuer", "-q", "mail", "--url", f"sqlite:///{tmp_path}/jobs.db", **BARE, **KEYS)
+
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr.startswith("error: queue service refused: no AWS region configured; set AWS_REGION")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_worker_without_a_region_logs_it_once_and_continues(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    words = ["worker", "shop.py", "--sqs", "--url", f"sqlite:///{tmp_path}/jobs.db"]
+    log = tmp_path / "worker"
+    with started(tmp_path, BARE | KEYS, *words) as worker:
+        wait_until(lambda: "queue service refused" in log.read_text())
+        worker.send_signal(signal.SIGTERM)
+        code = worker.wait(LIMIT_SECONDS)
+
+    assert code == ExitCode.OK
+    assert log.read_text().count("no AWS region configured; set AWS_REGION") == 1
+
+
+@pytest.mark.parametrize(("given", "faults", "words"), [each for each in WRONG if each.id != "no region"])
 def test_worker_and_enqueuer_log_an_sqs_error_once_and_continue(
     tmp_path: Path, given: dict[str, str], faults: EndpointFaults, words: list[str]
 ) -> None:

@@ -110,6 +110,7 @@ def enqueuer(
             bundle=bundle,
             hooks=harbor.hooks,
         )
+        transport.open()  # otherwise nothing would report a missing region until a job is due
         probes.watch(service.watched)
         started = "enqueuer started: taskharbor %s; store %s; queues %s"
         log.info(started, __version__, store_name(harbor), ", ".join(names))

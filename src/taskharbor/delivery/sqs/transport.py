@@ -65,6 +65,13 @@ class SqsTransport:
         clients = self._process().clients
         return Counter() if clients is None else clients.calls
 
+    def open(self) -> None:
+        """Prepare the connections, which the first call would do. No request is sent.
+
+        Raises `TransportRefused` if boto3 is missing, or if the configuration is wrong, such as one without a region.
+        """
+        self._clients()
+
     def name(self, queue: str) -> str:
         """Return the SQS name of *queue*."""
         return sqs_name(queue, prefix=self._prefix)
