@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from tests.support.cli_processes import LIMIT_SECONDS, PYTHON, taskharbor
+from tests.support.cli_processes import LIMIT_SECONDS, PYTHON, python, taskharbor
 
 WAIT_FOR_SIGNAL = """
 import signal, sys, threading
@@ -25,6 +25,19 @@ def wait():
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background parent process may ignore it
 sys.exit(run(cli, ["wait"]))
+"""
+
+INTERRUPT_AN_IMPORT = """
+import runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path, target=None):
+        if name == "click":
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as above
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("taskharbor.cli", run_name="__main__", alter_sys=True)
 """
 
 
@@ -55,6 +68,12 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback() -> None:
         _, err = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 130
     assert err.strip() == ""
+
+
+def test_ctrl_c_while_modules_are_imported_prints_no_traceback() -> None:
+    done = python("-c", INTERRUPT_AN_IMPORT)
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("args", [["version"], ["version", "--json"], ["--help"]])
