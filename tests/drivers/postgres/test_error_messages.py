@@ -197,8 +197,23 @@ def test_a_server_without_free_connections_is_reported(small: PostgresServer, te
         message = refusal(of_app(small))
         ended, line = terminal("status", of_app(small))
 
-    assert "all connections of the server are in use; close some, raise max_connections, or lower" in message
+    assert "all connections that are allowed are in use; close some, raise max_connections, or" in message
     assert (ended, message in line) == (ExitCode.CANNOT_CONNECT, True)
+
+
+def test_a_user_at_its_own_limit_of_connections_is_reported_as_such(small: PostgresServer) -> None:
+    with psycopg.connect(small.url, autocommit=True) as db:
+        db.execute("ALTER ROLE app CONNECTION LIMIT 0")
+
+    try:
+        message = refusal(of_app(small))
+    finally:
+        with psycopg.connect(small.url, autocommit=True) as db:
+            db.execute("ALTER ROLE app CONNECTION LIMIT -1")
+
+    assert "connections of the server" not in message
+    assert "or the CONNECTION LIMIT of this user" in message
+    assert 'too many connections for role "app"' in message
 
 
 def test_a_call_recovers_when_the_server_has_a_free_connection_again(small: PostgresServer) -> None:

@@ -76,7 +76,8 @@ _HINTS: Final = {
     "42P05": _POOLER,
     "53100": "the disk of the server is full; the statement stored nothing",
     "53200": "the server is out of memory",
-    "53300": "all connections of the server are in use; close some, raise max_connections, or lower the drivers' size",
+    "53300": "all connections that are allowed are in use; close some, raise max_connections, or the CONNECTION LIMIT "
+    "of this user or database, or lower the drivers' size",
     "55P03": "another transaction held a lock for too long; the statement stored nothing",
     "57014": "the statement took longer than the deadline; it stored nothing",
     "57P01": "the server is shutting down",
@@ -132,7 +133,7 @@ def is_unavailable(failure: StoreUnavailable) -> bool:
 
 
 def is_full(failure: StoreUnavailable) -> bool:
-    """Return whether connecting failed because all connections of the server are in use."""
+    """Return whether connecting failed because all connections that are allowed are in use."""
     return isinstance(failure.__cause__, psycopg.OperationalError) and _code(failure.__cause__) == _FULL
 
 
