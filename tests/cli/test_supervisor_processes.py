@@ -10,6 +10,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -250,6 +251,29 @@ def test_a_process_without_progress_is_killed_and_replaced(tmp_path: Path) -> No
         assert not is_running(first)
         assert f"worker process {first} made no progress for" in supervisor.log()
         supervisor.end()
+
+
+def test_a_supervisor_that_was_frozen_gives_its_processes_time_to_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, now, killed = timedelta(seconds=60), 0.0, list[tuple[float, int]]()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module, "_kill", lambda _, number: killed.append((now, number)))
+    supervisor = Supervisor(
+        command=lambda _: [],
+        count=1,
+        grace=limit,
+        stuck_after=limit,
+        systemd=SystemdNotifier(Settings()),
+        start_timeout=limit,
+    )
+    link, theirs = socket.socketpair()
+    process = WorkerProcess(os.getpid(), link, started_at=0.0, beat_at=0.0, text="a program")
+    supervisor.slots[0].current, supervisor._is_started = process, True  # noqa: SLF001  without real processes
+    with link, theirs:
+        for moment in (1.0, 601.0, *range(602, 662)):  # frozen for ten minutes
+            now = moment
+            supervisor._kill_stuck()  # noqa: SLF001  as in a turn
+
+    assert killed == [(660.0, signal.SIGABRT), (661.0, signal.SIGKILL)]
 
 
 def test_a_process_that_does_not_stop_is_killed_after_the_grace(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ class Supervisor:
         self._to_restart: deque[Slot] = deque()
         self._is_started = False
         self._stopped_at: float | None = None
+        self._checked_at = time.monotonic()
 
     _selector: selectors.BaseSelector = field(init=False)
     _retired: list[WorkerProcess] = field(init=False)
@@ -113,6 +114,7 @@ class Supervisor:
     _to_restart: deque[Slot] = field(init=False)
     _is_started: bool = field(init=False)
     _stopped_at: float | None = field(init=False)
+    _checked_at: float = field(init=False)
 
     def run(self) -> int:
         """Run until a signal, and return the exit code."""
@@ -345,7 +347,11 @@ class Supervisor:
 
     def _kill_stuck(self) -> None:
         now = time.monotonic()
+        # While this process did not run, nothing was read. Often nothing else ran either, as in a frozen container.
+        unwatched = max(0.0, now - self._checked_at - TICK_SECONDS)
+        self._checked_at = now
         for process in self._processes():
+            process.beat_at += min(unwatched, now - process.beat_at)
             silent = now - process.beat_at  # since its start, if it is not ready
             limit = self.stuck_after if process.is_ready else self.start_timeout
             if self._is_started and not process.is_stopping and silent > limit.total_seconds():
