@@ -158,7 +158,9 @@ def test_a_job_runs_again_after_all_processes_were_killed(url: str, driver: Driv
         result_of(driver, job_id)
         end(supervisor)
 
-    assert driver.inspector.get([job_id])[job_id].attempt_count == 2
+    lost = driver.inspector.attempts([job_id])  # more than one if a busy machine let a lease of a second expire
+    assert {each.outcome for each in lost} == {AttemptOutcome.LOST}
+    assert driver.inspector.get([job_id])[job_id].attempt_count == 1 + len(lost)
 
 
 def test_on_sighup_new_code_is_loaded_and_running_jobs_finish(tmp_path: Path) -> None:

@@ -62,19 +62,19 @@ while True:
 class Forked:
     """A supervisor in a forked process. Programs behave as the file ``behavior`` says when they are started."""
 
-    def __init__(self, folder: Path, count: int, *, stuck_after: float, grace: float, start_timeout: float) -> None:
+    def __init__(self, folder: Path, count: int, *, stuck_after: float, grace: float) -> None:
         self.folder = folder
         self.pid = os.fork()
         if self.pid == 0:
             logging.basicConfig(filename=folder / "log", level=logging.INFO, force=True)
             vars(module).update(FIRST_BACKOFF_SECONDS=0.05, KILL_AFTER_SECONDS=0.5)  # so that the tests need not wait
-            supervisor = Supervisor(
+            self._supervisor = supervisor = Supervisor(
                 command=self._command,
                 count=count,
                 grace=timedelta(seconds=grace),
                 stuck_after=timedelta(seconds=stuck_after),
                 systemd=SystemdNotifier(Settings()),
-                start_timeout=timedelta(seconds=start_timeout),
+                start_timeout=timedelta(seconds=LIMIT_SECONDS),
             )
             code = 70
             try:
@@ -84,6 +84,8 @@ class Forked:
 
     def _command(self, number: int) -> Sequence[str]:  # noqa: ARG002  all are alike
         behavior = (self.folder / "behavior").read_text()
+        if behavior == "import":  # no other process may miss the limit, however busy the machine is
+            self._supervisor.start_timeout = timedelta(seconds=1)
         return [sys.executable, "-S", "-c", PROGRAM, str(self.folder), behavior]
 
     def noted(self, what: str) -> list[int]:
@@ -125,10 +127,9 @@ def supervised(
     count: int = 1,
     stuck_after: float = 60,
     grace: float = LIMIT_SECONDS,
-    start_timeout: float = 60,
 ) -> Iterator[Forked]:
     (folder / "behavior").write_text(behavior)
-    forked = Forked(folder, count, stuck_after=stuck_after, grace=grace, start_timeout=start_timeout)
+    forked = Forked(folder, count, stuck_after=stuck_after, grace=grace)
     try:
         yield forked
     finally:
@@ -162,7 +163,7 @@ def test_a_process_that_crashes_is_replaced_after_growing_pauses(tmp_path: Path)
         wait_until(lambda: "supervisor started" in supervisor.log())
         (tmp_path / "behavior").write_text("crash")
         os.kill(supervisor.noted("ready")[0], signal.SIGKILL)
-        wait_until(lambda: len(supervisor.noted("ready")) == 4)
+        wait_until(lambda: len(supervisor.noted("ready")) >= 4)
         (tmp_path / "behavior").write_text("run")
         wait_until(lambda: is_running(supervisor.noted("ready")[-1]))
 
@@ -214,7 +215,7 @@ def test_a_restart_that_fails_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_a_restart_whose_new_process_does_not_become_ready_stops_nothing(tmp_path: Path) -> None:
-    with supervised(tmp_path, "run", count=2, start_timeout=1) as supervisor:
+    with supervised(tmp_path, "run", count=2) as supervisor:
         wait_until(lambda: "supervisor started" in supervisor.log())
         (tmp_path / "behavior").write_text("import")
 
@@ -228,12 +229,12 @@ def test_a_restart_whose_new_process_does_not_become_ready_stops_nothing(tmp_pat
 
 
 def test_a_replacement_that_does_not_become_ready_is_replaced_itself(tmp_path: Path) -> None:
-    with supervised(tmp_path, "run", count=2, start_timeout=1) as supervisor:
+    with supervised(tmp_path, "run", count=2) as supervisor:
         wait_until(lambda: "supervisor started" in supervisor.log())
         (tmp_path / "behavior").write_text("import")
 
         os.kill(supervisor.noted("ready")[0], signal.SIGKILL)
-        wait_until(lambda: len(supervisor.noted("import")) == 2)
+        wait_until(lambda: len(supervisor.noted("import")) >= 2)
 
         assert not is_running(supervisor.noted("import")[0])
         assert is_running(supervisor.noted("ready")[1])
