@@ -5,6 +5,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from taskharbor import Harbor
 from tests.support.postgres import emptied
@@ -12,6 +13,11 @@ from tests.support.postgres import emptied
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+# Without limits on time, which properties would exceed on a busy machine. `tests.planted` has a profile of its own.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+if settings.get_current_profile_name() == "default":
+    settings.load_profile("tests")
 
 
 @pytest.hookimpl(tryfirst=True)
