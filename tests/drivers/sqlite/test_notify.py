@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,7 @@ from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.drivers.sqlite.notify import ChangeWatch, SqliteListener, socket_dir
 from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, new_job
 from tests.support.mount_namespace import call_in
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,9 +129,8 @@ def test_a_wake_does_not_hide_a_commit_without_a_message(file: Path) -> None:
         with closing(sqlite3.connect(file)) as db, db:
             db.execute("CREATE TABLE other (id)")
         listener.wake()
-        notices = [listener.wait(DEADLINE) for _ in range(2)]
 
-        assert Notice.ALL in notices
+        assert any(listener.wait(DEADLINE) == Notice.ALL for _ in range(2))  # the first wait may end for both
 
 
 @pytest.mark.usefixtures("driver")
@@ -140,13 +141,18 @@ def test_the_socket_directory_is_private(file: Path) -> None:
 
 @pytest.mark.usefixtures("driver")
 def test_the_last_listener_removes_its_sockets_and_directory(file: Path) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = _descriptors()
 
     with listening(file), listening(file):
         pass
 
     assert not socket_dir(file).exists()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    wait_until(lambda: _descriptors() <= before)  # threads that earlier tests left may close some
+
+
+def _descriptors() -> int:
+    gc.collect()
+    return len([*Path("/proc/self/fd").iterdir()])
 
 
 def listen_until_killed(file: Path, ready: Connection) -> None:
