@@ -194,4 +194,4 @@ def test_without_a_primary_calls_fail_as_for_any_outage_and_recover(pair: Pair, 
             return False
         return True
 
-    assert wait_until(works) < 5
+    assert wait_until(works) < 15  # about two if the machine is idle

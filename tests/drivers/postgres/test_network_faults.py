@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHORT: Final = timedelta(seconds=1)
-RECOVERY_SECONDS: Final = 5.0  # after the server is available again
+RECOVERY_SECONDS: Final = 15.0  # after the server is available again; about two if the machine is idle
 
 
 @pytest.fixture
@@ -101,7 +101,8 @@ def test_a_lost_reply_survives_pickling() -> None:
 
 
 def test_in_a_black_hole_every_call_ends_soon_after_its_deadline(direct: PostgresDriver, proxy: Proxy) -> None:
-    bound = 2 * SHORT.total_seconds() + 3  # for the statement, and for resolving a lost reply; 2 s to connect
+    # For the statement, and for resolving a lost reply; 2 s to connect, and the rest because all of them run at once.
+    bound = 2 * SHORT.total_seconds() + 8
     calls = []
     for verb in VERBS.values():
         calls.append(verb(direct).call)
@@ -145,12 +146,12 @@ def test_connecting_into_a_black_hole_fails_soon_after_the_deadline(proxy: Proxy
     proxy.black_hole()
 
     with closing(PostgresDriver(proxy.url, deadline=SHORT)) as driver:
-        assert seconds_to_fail(lambda driver: driver.inspector.now(), driver) < 4
+        assert seconds_to_fail(lambda driver: driver.inspector.now(), driver) < LIMIT_SECONDS / 2
 
 
 def test_silently_lost_connections_cost_one_deadline_together(proxy: Proxy) -> None:
-    with closing(PostgresDriver(proxy.url, deadline=SHORT, size=5)) as driver:
-        hold_at_once(driver, 5)
+    with closing(PostgresDriver(proxy.url, deadline=SHORT, size=8)) as driver:
+        hold_at_once(driver, 8)
         proxy.black_hole()
         seconds_to_fail(lambda driver: driver.inspector.now(), driver)
         proxy.forget()
@@ -158,7 +159,7 @@ def test_silently_lost_connections_cost_one_deadline_together(proxy: Proxy) -> N
         start = time.monotonic()
         retried(driver.inspector.now)
 
-        assert time.monotonic() - start < SHORT.total_seconds()
+        assert time.monotonic() - start < 5 * SHORT.total_seconds()  # seven would cost one deadline each
 
 
 def hold_at_once(driver: PostgresDriver, connections: int) -> None:

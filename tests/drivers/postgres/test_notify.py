@@ -24,7 +24,7 @@ from taskharbor.testing.conformance.subject import new_job
 from taskharbor.testing.postgres import PostgresServer
 from tests.support.postgres import emptied, schema_at
 from tests.support.tcp_proxy import Proxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -150,7 +150,7 @@ def test_a_silently_lost_listen_connection_is_replaced_and_both_events_are_logge
         driver.insert([new_job()])
 
         assert listener.wait(DEADLINE)
-        assert took < 4, "it waited for a reply that never came"
+        assert took < LIMIT_SECONDS / 2, "it waited for a reply that never came"
         wait_until(lambda: not listener.wait(SHORT) and "LISTEN connection restored" in caplog.text)
     assert caplog.text.count("LISTEN connection lost; polling, will reconnect") == 1
     assert "its own NOTIFY did not arrive" in caplog.text
@@ -163,7 +163,7 @@ def test_behind_a_pooler_listen_is_disabled_and_waiting_uses_no_cpu(url: str, ca
 
         was_notified = bool(listener.wait(SECOND))
 
-        assert (was_notified, round(time.monotonic() - start)) == (False, 1)
+        assert (was_notified, time.monotonic() - start >= 0.9) == (False, True)
         assert time.thread_time() - cpu_start < 0.2
     assert "LISTEN disabled behind a pooler; polling" in caplog.text
 

@@ -48,7 +48,7 @@ LEASE: Final = timedelta(seconds=2)
 DEADLINE: Final = timedelta(seconds=2)
 DOWN_SECONDS: Final = [0.0, 2.5]  # calls survive the first; in the second they fail and their leases expire
 MAX_ATTEMPTS: Final = 1_000_000  # so that no job dies of lost attempts
-RECOVERY_SECONDS: Final = 5.0  # after the server is available again
+RECOVERY_SECONDS: Final = 15.0  # after the server is available again; about two if the machine is idle
 LIMIT_SECONDS: Final = 60.0  # far more than any wait here takes
 SPAWN: Final = multiprocessing.get_context("spawn")
 FINAL: Final = {Status.SUCCEEDED, Status.DEAD}
