@@ -137,7 +137,7 @@ def test_a_job_is_named_by_a_part_of_its_id(shell: Shell) -> None:
 
 def test_a_running_job_is_canceled_soon(shell: Shell) -> None:
     shell.write("slow.py", SLOW)
-    with shell.background("taskharbor worker slow.py") as worker:
+    with shell.background("taskharbor worker slow.py --lease 1h") as worker:
         worker.wait_for("nap")
         shell.run("taskharbor enqueue nap --app slow.py")
         wait_until((shell.folder / "began").exists)
@@ -146,9 +146,7 @@ def test_a_running_job_is_canceled_soon(shell: Shell) -> None:
         [job_id] = set(re.findall(r'"id": ?"([0-9a-f-]{36})"', ran.out))
         canceled = shell.run(f"taskharbor jobs cancel {job_id} --url sqlite:///jobs.db")
         assert canceled.code == 0, canceled
-        took = wait_until((shell.folder / "ended").exists)
-
-    assert took < 5, "without a wake-up it takes a heartbeat, ten seconds"
+        wait_until((shell.folder / "ended").exists)  # without a wake-up it takes a heartbeat, 20 minutes
 
 
 SLOW: Final = """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
+import re
 import urllib.request
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 ORDER: Final = {"email": "ada@example.org", "picture": "nut.png"}
 
 
-def free_port() -> int:
-    with closing(socket.socket()) as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
-
-
-def post(port: int, path: str, body: object) -> Any:
+def post(port: str, path: str, body: object) -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}",
         json.dumps(body).encode(),
@@ -46,7 +39,6 @@ def status_of(shop: Shell, job_id: str, url: str) -> str:
 def test_an_order_runs_its_jobs(setting: str, shop: Shell, empty_database: str, sqs: dict[str, str]) -> None:
     url = "sqlite:///shop.db" if setting == "sqlite" else empty_database
     shop.environ["DATABASE_URL"] = url
-    port = free_port()
     with ExitStack() as running:
         if setting == "sqs":
             shop.environ |= sqs
@@ -59,8 +51,9 @@ def test_an_order_runs_its_jobs(setting: str, shop: Shell, empty_database: str, 
         flags = {"sqlite": "", "postgres": "--migrate", "sqs": "--sqs --migrate"}[setting]
         worker = running.enter_context(shop.background(f"taskharbor worker {flags}"))
         worker.wait_for("thumbnail")
-        web = running.enter_context(shop.background(f"uvicorn shop.web:app --port {port}"))
+        web = running.enter_context(shop.background("uvicorn shop.web:app --port 0"))
         web.wait_for("running on")
+        [port] = re.findall(r"running on http://127\.0\.0\.1:(\d+)", web.log())
 
         placed = post(port, "/orders", ORDER)
 
