@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
@@ -123,6 +124,34 @@ def test_a_lifespan_that_fails_after_its_yield_is_only_logged(quick: Harbor, cap
 
     assert handle.result() == 7
     assert "failed after its yield" in caplog.text
+
+
+def test_a_lifespan_that_awaits_what_it_has_cancelled_is_only_logged(
+    quick: Harbor, caplog: pytest.LogCaptureFixture
+) -> None:
+    @quick.lifespan
+    async def resources() -> AsyncIterator[None]:
+        background = asyncio.create_task(asyncio.Event().wait())
+        yield
+        background.cancel()
+        await background
+
+    with caplog.at_level(logging.ERROR):
+        quick.worker().drain()
+
+    assert caplog.messages == ["lifespan resources failed after its yield"]
+
+
+def test_a_lifespan_that_exits_after_its_yield_is_only_logged(quick: Harbor, caplog: pytest.LogCaptureFixture) -> None:
+    @quick.lifespan
+    def resources() -> Iterator[None]:
+        yield
+        sys.exit(3)
+
+    with caplog.at_level(logging.ERROR):
+        quick.worker().drain()
+
+    assert caplog.messages == ["lifespan resources failed after its yield"]
 
 
 def test_a_lifespan_that_hangs_after_its_yield_is_left_behind(

@@ -66,7 +66,7 @@ class LifespanRun:
     def _leave(self) -> None:
         try:
             ended(self._next(), self._name)
-        except Exception:  # noqa: BLE001  user code
+        except BaseException:  # noqa: BLE001  user code; one that awaits what it has cancelled raises CancelledError
             _LOG.exception("lifespan %s failed after its yield", self._name)
 
     def _next(self) -> Any:
