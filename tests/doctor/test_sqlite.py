@@ -36,6 +36,15 @@ def test_a_file_in_order_has_no_problem(file: Path) -> None:
     assert {each.level for each in check_file(file)} == {Level.OK}
 
 
+def test_a_path_with_special_characters_is_that_of_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "c#?%41"
+    folder.mkdir()
+    SqliteDriver(folder / "a#?%41.db").close()
+
+    assert {each.level for each in check_file(folder / "a#?%41.db")} == {Level.OK}
+    assert [each.name for each in tmp_path.iterdir()] == [folder.name]  # a wrong path would create a file
+
+
 def test_a_file_that_cannot_be_written_is_reported_until_it_can(tmp_path: Path) -> None:
     levels = mount_namespace.call_in(tmp_path, check_read_only, mounted="size=8m")
 

@@ -52,7 +52,7 @@ def _file(file: Path) -> Iterator[Problem]:
 
 def _locks(file: Path) -> Iterator[Problem]:
     """Take the write lock for a moment. Readers do not wait for it, so no other check would notice."""
-    with closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as db:
+    with closing(sqlite3.connect(_uri(file, "rw"), uri=True, timeout=LOCK_SECONDS, isolation_level=None)) as db:
         try:
             db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -66,6 +66,11 @@ def _locks(file: Path) -> Iterator[Problem]:
             )
         else:
             db.execute("ROLLBACK")
+
+
+def _uri(file: Path, mode: str) -> str:
+    """Return the URI of *file*. An unquoted path ends at ``#`` or ``?`` for SQLite, and ``%41`` in it is ``A``."""
+    return f"{file.absolute().as_uri()}?mode={mode}"
 
 
 def _writer(file: Path) -> str:
@@ -84,7 +89,7 @@ def _writer(file: Path) -> str:
 
 
 def _journal(file: Path) -> Iterator[Problem]:
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=READ_SECONDS)) as db:
+    with closing(sqlite3.connect(_uri(file, "ro"), uri=True, timeout=READ_SECONDS)) as db:
         [mode] = db.execute("PRAGMA journal_mode").fetchone()
     if mode != "wal":
         yield (
@@ -96,7 +101,7 @@ def _journal(file: Path) -> Iterator[Problem]:
 
 def _objects(file: Path) -> Iterator[Problem]:
     """Compare the file with one that has just been migrated to its version."""
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=READ_SECONDS)) as db:
+    with closing(sqlite3.connect(_uri(file, "ro"), uri=True, timeout=READ_SECONDS)) as db:
         found = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
         if "th_migrations" not in found:
             return
