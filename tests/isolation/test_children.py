@@ -87,7 +87,7 @@ def test_an_idle_child_that_is_killed_costs_no_attempt(rig: IsolationRig) -> Non
         assert rig.started == [first.id, second.id]
 
 
-def test_processes_that_a_handler_leaves_are_killed(rig: IsolationRig) -> None:
+def test_processes_that_a_handler_leaves_are_killed(rig: IsolationRig, caplog: pytest.LogCaptureFixture) -> None:
     handles = [app.leave_a_process.enqueue(str(rig.folder)) for _ in range(2)]
 
     with rig.running(concurrency=1):
@@ -95,6 +95,9 @@ def test_processes_that_a_handler_leaves_are_killed(rig: IsolationRig) -> None:
         wait_until(lambda: not any(map(is_running, rig.noted_pids())))
 
     assert first != second
+    about = [vars(each) for each in caplog.records if "processes behind; killing them" in each.getMessage()]
+    assert [each["job_id"] for each in about] == [str(handle.id) for handle in handles]
+    assert {each["type"] for each in about} == {"leave_a_process"}
 
 
 def test_a_copy_of_a_child_that_a_handler_forks_ends_no_attempt(rig: IsolationRig) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskharbor import Client, JobRequest, Status
 from taskharbor.drivers.connect import connect
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.observability.job_log import job_fields
 from taskharbor.runtime import ThreadRuntime
 from taskharbor.worker.stalls import StallDetector
 from tests.support.cli_processes import LIMIT_SECONDS, started
@@ -43,8 +44,10 @@ handlers = {"search": search}
 
 def test_a_handler_that_blocks_the_event_loop_is_logged_once_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
     driver, may_return = MemoryDriver(), threading.Event()
+    claimed: list[Job] = []
 
-    async def block(_job: Job) -> None:
+    async def block(job: Job) -> None:
+        claimed.append(job)
         may_return.wait(LIMIT_SECONDS)
 
     async def wait(_job: Job) -> None:
@@ -60,7 +63,9 @@ def test_a_handler_that_blocks_the_event_loop_is_logged_once_with_its_line(caplo
         may_return.set()
         wait_until(lambda: driver.inspector.get([job_id])[job_id].status is Status.SUCCEEDED)
 
-    [line] = [line for line in caplog.messages if "event loop" in line]
+    [record] = [record for record in caplog.records if "event loop" in record.getMessage()]
+    line = record.getMessage()
+    assert vars(record) | job_fields(claimed[0]) == vars(record)
     assert line.startswith(f"job {job_id} (block) has blocked the event loop for ")
     assert "may_return.wait(LIMIT_SECONDS)" in line
     assert "await asyncio.to_thread(...)" in line

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from taskharbor.core.text import duration_text
+from taskharbor.observability.job_log import job_fields
 from taskharbor.worker.executor import Executor
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class StallDetector:
             self._is_logged = True
             job, stack = execution.claim.job, self._runtime.stack(thread_id)
             text = "job %s (%s) has blocked the event loop for %s. %s; stack:\n%s"
-            _LOG.warning(text, job.id, job.type, duration_text(blocked), LOOP_ADVICE, stack)
+            _LOG.warning(text, job.id, job.type, duration_text(blocked), LOOP_ADVICE, stack, extra=job_fields(job))
         self._last = execution
 
     def _log_stall(self, seconds: float) -> None:

@@ -15,6 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.model import Progress
+from taskharbor.observability.job_log import job_fields
 from taskharbor.worker.execution import StopReason
 from taskharbor.worker.isolation.errors import ChildDied, ChildEnd, ChildNotReady, ChildNotStarted, MemoryLimitReached
 from taskharbor.worker.isolation.job_queue import MAX_PACKET_BYTES
@@ -269,7 +270,7 @@ class Child:
         if message["leftovers"]:
             self.is_usable = False
             job, text = execution.claim.job, "job %s (%s) has left %d processes behind; killing them"
-            _LOG.warning(text, job.id, job.type, message["leftovers"])
+            _LOG.warning(text, job.id, job.type, message["leftovers"], extra=job_fields(job))
         elif message["is_waiting"]:  # until its output was read
             self._link.send_now({"continue": True})
         ended, result = message["ended"], body if message["has_result"] else None
