@@ -94,6 +94,13 @@ def test_head_has_no_body_and_other_methods_and_paths_are_refused() -> None:
         assert ask(server, "/metrics")[0] == 404  # not turned on
 
 
+def test_a_malformed_target_is_refused_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as server:
+        assert [ask(server, target)[0] for target in ("//[", "//[secret]/livez")] == [400, 400]
+
+    assert caplog.text == ""
+
+
 def test_metrics_are_served_with_their_content_type() -> None:
     with serving(metrics=lambda: (b"taskharbor_x 1\n", "text/x; version=1")) as server:
         assert ask(server, "/metrics") == (200, "text/x; version=1", "taskharbor_x 1\n")

@@ -149,7 +149,10 @@ class HealthServer:
         return _response(status, body, content_type, without_body=method == "HEAD")
 
     def _answer(self, target: str) -> tuple[HTTPStatus, bytes, str]:
-        url = urlsplit(target)
+        try:
+            url = urlsplit(target)
+        except ValueError:  # as of "//[": it is no error of ours, and must not fill the log
+            return HTTPStatus.BAD_REQUEST, b"malformed request\n", TEXT
         is_verbose = "verbose" in parse_qs(url.query, keep_blank_values=True)
         if url.path == "/livez":
             return _report(self._health.live(), is_verbose=is_verbose)
