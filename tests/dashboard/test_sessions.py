@@ -136,12 +136,16 @@ def test_logging_out_ends_the_session_in_the_store(locked: UiSite) -> None:
         assert thief.get("/ui/queues").status_code == 303
 
 
-@pytest.mark.parametrize("flaw", ["token", "origin", "site"])
+@pytest.mark.parametrize("flaw", ["token", "origin", "malformed origin", "site"])
 def test_a_forged_form_is_rejected_and_changes_nothing(locked: UiSite, flaw: str) -> None:
     with locked.http() as client:
         log_in(client, locked.key("admin"))
         token = "0" * 64 if flaw == "token" else token_of(client.get("/ui/queues/mail/pause"))
-        headers = {"origin": {"Origin": "http://evil.example"}, "site": {"Sec-Fetch-Site": "same-site"}}.get(flaw, {})
+        headers = {
+            "origin": {"Origin": "http://evil.example"},
+            "malformed origin": {"Origin": "http://["},
+            "site": {"Sec-Fetch-Site": "same-site"},
+        }.get(flaw, {})
 
         refused = client.post("/ui/queues/mail/pause", data={"token": token}, headers=headers)
 

@@ -296,12 +296,12 @@ def _check_origin(request: ApiRequest) -> None:
     host = request.headers.get("host", "")
     if request.api.only_local_hosts:
         _check_direct(request)
-    if request.api.only_local_hosts and not is_local(_parts(f"//{host}").hostname or ""):
+    if request.api.only_local_hosts and not is_local(url_parts(f"//{host}").hostname or ""):
         detail = f"without API keys, only localhost and loopback addresses are accepted as Host; {_CREATE_A_KEY}"
         raise HttpProblem(HTTPStatus.FORBIDDEN, "foreign-host", detail)
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     # A form of a page without a referrer has the origin "null"; that it is of this site, the browser says.
-    is_own = site == "same-origin" or not origin or _parts(origin).netloc == host
+    is_own = site == "same-origin" or not origin or url_parts(origin).netloc == host
     if site == "cross-site" or not is_own:
         detail = (
             f"cross-origin request rejected: without API keys, pages of other sites have no access; {_CREATE_A_KEY}"
@@ -320,10 +320,11 @@ def _check_direct(request: ApiRequest) -> None:
             raise HttpProblem(HTTPStatus.FORBIDDEN, "proxied-without-keys", detail)
 
 
-def _parts(url: str) -> SplitResult:
+def url_parts(url: str) -> SplitResult:
+    """Return the parts of what a client sent as a URL; empty ones if it is none."""
     try:
         return urlsplit(url)
-    except ValueError:  # not a valid URL
+    except ValueError:
         return urlsplit("")
 
 

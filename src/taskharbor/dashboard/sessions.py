@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from taskharbor.api.problems import HttpProblem
+from taskharbor.api.routing import url_parts
 from taskharbor.api.store import Caller, StoreThreads
 from taskharbor.api_keys import SESSION_LIFETIME, KeyCache, issue_session, key_digest
 
@@ -145,7 +145,7 @@ def check_origin(request: Request) -> None:
     site = request.headers.get("sec-fetch-site")
     if site is None:
         origin = request.headers.get("origin")
-        is_own = origin is not None and urlsplit(origin).netloc == request.headers.get("host")
+        is_own = origin is not None and url_parts(origin).netloc == request.headers.get("host")
     else:
         is_own = site == "same-origin"
     if not is_own:
