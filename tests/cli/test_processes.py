@@ -7,11 +7,14 @@ import pty
 import signal
 import subprocess
 from contextlib import closing
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
 from tests.support.cli_processes import LIMIT_SECONDS, PYTHON, python, taskharbor
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WAIT_FOR_SIGNAL = """
 import signal, sys, threading
@@ -25,6 +28,19 @@ def wait():
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background parent process may ignore it
 sys.exit(run(cli, ["wait"]))
+"""
+
+SHOW_STREAMS = """
+import sys
+from taskharbor.cli.main import cli, main
+
+@cli.command()
+def show():
+    with open("numbers", "w") as file:
+        print(*[each.fileno() for each in (sys.stdin, sys.stdout, sys.stderr)], "and", file.fileno(), file=file)
+
+sys.argv[1:] = ["show"]
+sys.exit(main())
 """
 
 INTERRUPT_AN_IMPORT = """
@@ -93,6 +109,17 @@ def test_an_error_with_closed_stderr_still_sets_the_exit_code() -> None:
         done = subprocess.run(command, stdout=nowhere, stderr=nowhere, check=False, env={})
 
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_the_caller_closed_are_opened_again(closed: str, tmp_path: Path) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *PYTHON, "-c", SHOW_STREAMS]
+    done = subprocess.run(command, cwd=tmp_path, check=False, env={}, timeout=LIMIT_SECONDS)
+
+    streams, _, other = (tmp_path / "numbers").read_text().partition(" and ")
+    assert streams == "0 1 2"
+    assert int(other) > 2
+    assert done.returncode == 0
 
 
 def test_a_terminal_gets_color_unless_no_color_is_set() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import IntEnum
 from importlib import import_module
@@ -122,7 +123,21 @@ class NoSuchCommand(click.UsageError):
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
+    _open_closed_streams()
     return run(cli, sys.argv[1:])
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that was closed when this process began, as by ``>&-``.
+
+    Python sets such a stream to None. And its number would be that of the next connection that is opened, into which
+    a library or a child process could then write its output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free one
+            os.set_inheritable(number, True)  # noqa: FBT003
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  until the process ends
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
