@@ -535,7 +535,7 @@ def test_a_table_and_an_index_with_much_empty_space_are_named(url: str, monkeypa
         return named()
 
     try:
-        wait_until(lambda: vacuumed() == {"table th_settings", "index th_settings_pkey"}, limit=10)
+        wait_until(lambda: vacuumed() == {"table th_settings", "index th_settings_pkey"}, limit=30)
     finally:
         execute(url, "DELETE FROM th_settings WHERE name = 'name5000'", "VACUUM FULL ANALYZE th_settings")
 

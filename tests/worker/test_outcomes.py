@@ -144,7 +144,7 @@ def test_a_job_may_be_snoozed_until_a_moment(driver: Driver) -> None:
 
     drained(driver, {"nap": _raising(Snooze(until=until))})
 
-    assert abs(stored(driver, job_id).scheduled_for - until) < timedelta(seconds=5)
+    assert abs(stored(driver, job_id).scheduled_for - until) < HOUR / 10
 
 
 def test_a_job_is_snoozed_until_a_moment_of_the_stores_clock(driver: Driver) -> None:
@@ -157,7 +157,7 @@ def test_a_job_is_snoozed_until_a_moment_of_the_stores_clock(driver: Driver) -> 
 
     drained(driver, {"nap": _raising(Snooze(until=until))}, runtime=AnHourAhead(sync_threads=16))
 
-    assert abs(stored(driver, job_id).scheduled_for - until) < timedelta(seconds=5)
+    assert abs(stored(driver, job_id).scheduled_for - until) < HOUR / 10
 
 
 def test_a_handler_may_cancel_its_job(driver: Driver) -> None:

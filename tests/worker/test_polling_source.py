@@ -200,7 +200,7 @@ def test_a_job_starts_long_before_the_next_poll(driver: Driver, monkeypatch: pyt
         enqueued = time.monotonic()
         ended(driver, enqueue(driver, "run"))
 
-    assert started[-1] - enqueued < LONG_POLL.total_seconds() / 10
+    assert started[-1] - enqueued < LONG_POLL.total_seconds() / 2
 
 
 def test_a_job_whose_time_has_come_is_found_by_polling(driver: Driver) -> None:
@@ -242,13 +242,17 @@ def test_a_worker_with_free_slots_does_not_poll_when_a_job_ends(monkeypatch: pyt
         polls.extend([verb] if verb == "reserve" else [])
         return call()
 
-    with running_worker(meddled(driver, note), {"run": lambda _job: None}, concurrency=2, poll=LONG_POLL):
+    with running_worker(meddled(driver, note), {"run": lambda _job: None}, concurrency=2, poll=LONG_POLL) as worker:
+        source = worker.watched.loops.activities["source"]
+
+        def has_paused() -> bool:
+            return not source.state.is_ticking and time.monotonic() - source.state.since > 0.3
+
         ended(driver, enqueue(driver, "run"))
-        wait_until(lambda: bool(polls))
-        threading.Event().wait(0.1)  # until the polls of its start are done
+        wait_until(has_paused)  # the polls of its start are done
         before = len(polls)
         ended(driver, enqueue(driver, "run"))
-        threading.Event().wait(0.1)
+        wait_until(has_paused)
 
         assert len(polls) == before + 1
 

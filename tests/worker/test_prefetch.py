@@ -525,7 +525,7 @@ def test_a_handler_that_waited_is_stopped_at_its_timeout(driver: Driver) -> None
 
 @pytest.mark.usefixtures("fast", "patient")
 def test_the_leases_of_waiting_jobs_are_extended(driver: Driver) -> None:
-    gate, lease = Gate(), timedelta(seconds=0.6)
+    gate, lease = Gate(), timedelta(seconds=1.5)
     jobs = [enqueue(driver, "sync") for _ in range(3)]
 
     with running_worker(driver, gate.handlers, concurrency=1, lease=lease):

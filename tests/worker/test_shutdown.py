@@ -84,7 +84,7 @@ def test_jobs_that_outlast_the_grace_are_released_and_count_no_attempt(driver: D
     start = time.monotonic()
     worker.stop(timedelta(seconds=0.1))
 
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < LIMIT_SECONDS / 2
     assert all(_was_released(driver, job_id) for job_id in jobs)
 
 
@@ -113,23 +113,26 @@ def test_a_thread_that_is_stuck_does_not_keep_a_worker_from_stopping(driver: Dri
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)
 def test_a_task_that_swallows_its_cancellation_does_not_keep_a_worker_from_stopping(driver: Driver) -> None:
     began, wait = _begun(1)
-    end_at = list[float]()
+    may_end, was_cancelled = threading.Event(), threading.Event()
 
     async def run(job: Job) -> None:
         began.append(job)
-        while time.monotonic() < (end_at or [time.monotonic() + LIMIT_SECONDS])[0]:
+        while not may_end.is_set():
             try:
                 await asyncio.sleep(0.01)
             except asyncio.CancelledError:
-                end_at.append(time.monotonic() + 1.5)
+                was_cancelled.set()
 
     worker = worker_for(driver, {"run": run})
     worker.start()
     job_id = enqueue(driver, "run")
     wait()
     worker.stop(NOW)
+    was_released = _was_released(driver, job_id)
+    may_end.set()
 
-    assert _was_released(driver, job_id)
+    assert was_cancelled.is_set()
+    assert was_released
 
 
 def test_jobs_claimed_before_the_stop_and_received_after_it_are_released(driver: Driver) -> None:
@@ -194,7 +197,7 @@ def test_a_store_that_never_comes_back_does_not_keep_a_worker_from_stopping(driv
     start = time.monotonic()
     worker.stop(NOW)
 
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < LIMIT_SECONDS / 2
     assert stored(driver, job_id).status is Status.PROCESSING
 
 
@@ -212,7 +215,7 @@ def test_a_store_that_takes_heartbeats_but_no_outcomes_does_not_keep_a_worker_fr
     start = time.monotonic()
     worker.stop(NOW)
 
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < LIMIT_SECONDS / 2
 
 
 @pytest.mark.parametrize("driver", ["memory"], indirect=True)

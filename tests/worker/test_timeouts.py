@@ -182,8 +182,8 @@ def test_a_job_runs_again_while_its_old_handler_still_runs_in_the_same_worker(dr
     with running_worker(driver, {"run": stuck}, lease=SECOND, concurrency=4) as worker:
         job_id = enqueue(driver, "run", timeout=BRIEF)
         job = ended(driver, job_id)
-        lost = worker.lost_slots
         shown = _lost_slots_shown(driver, 1)
+        lost = worker.lost_slots
         stuck.may_end.set()
         wait_until(lambda: worker.lost_slots == 0)
         gone = _lost_slots_shown(driver, 0)
@@ -214,8 +214,8 @@ def test_a_job_runs_again_though_its_async_handler_ignores_its_cancellation(driv
     with running_worker(driver, {"run": run}, lease=SECOND, concurrency=4) as worker:
         job_id = enqueue(driver, "run", timeout=BRIEF)
         job = ended(driver, job_id)
-        lost = worker.lost_slots
         shown = _lost_slots_shown(driver, 1)
+        lost = worker.lost_slots
         may_end.set()
         wait_until(lambda: worker.lost_slots == 0)
 
@@ -270,7 +270,7 @@ def test_a_hundred_timeouts_leave_no_more_threads_than_slots(driver: Driver) -> 
 
     brief = timedelta(milliseconds=20)
     jobs = [enqueue(driver, name, timeout=brief, max_attempts=1) for name in ("run", "run.async") * 50]
-    worker_for(driver, {"run": run, "run.async": run_async}, concurrency=4).drain()
+    worker_for(driver, {"run": run, "run.async": run_async}, concurrency=4, prefetch=0).drain()
 
     assert {stored(driver, job_id).status for job_id in jobs} == {Status.DEAD}
     assert {each.outcome for each in driver.inspector.attempts(jobs)} == {AttemptOutcome.TIMED_OUT}
@@ -285,7 +285,8 @@ def test_a_worker_that_lost_half_of_its_slots_finishes_what_runs_and_ends(driver
         assert other.wait(LIMIT_SECONDS)
         return "done"
 
-    worker = worker_for(driver, {"run": stuck, "slow": slow}, lease=SECOND, concurrency=2, grace=LONG)
+    # No lease of the neighbor may expire, also on a busy machine.
+    worker = worker_for(driver, {"run": stuck, "slow": slow}, lease=3 * SECOND, concurrency=2, grace=LONG)
     worker.start()
     neighbor = enqueue(driver, "slow")
     job_id = enqueue(driver, "run", timeout=BRIEF, max_attempts=1)
