@@ -275,13 +275,13 @@ def test_a_new_wait_is_polled_soon_while_others_are_polled_rarely(
     monkeypatch.setattr("taskharbor.watcher.MAX_POLL_SECONDS", LIMIT_SECONDS)
     never, soon = enqueued(driver), enqueued(driver)
     waiting = pool.submit(watcher.wait, never, LONG)
-    wait_until(lambda: len(inspector.asked) >= 7)  # the next poll is 1.28 s away
+    wait_until(lambda: len(inspector.asked) >= 9)  # the next poll is 5.12 s away
     driver.cancel([soon])
     start = time.monotonic()
 
     watcher.wait(soon, LONG)
 
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 4
     driver.cancel([never])
     waiting.result(LIMIT_SECONDS)
 

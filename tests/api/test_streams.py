@@ -143,7 +143,10 @@ def test_the_store_is_not_polled_without_clients(site: ApiRig) -> None:
 
 
 def test_a_short_store_outage_does_not_end_a_stream(site: ApiRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = list[bool]()
+
     def fail(*_args: Any, **_options: Any) -> Any:
+        failed.append(True)
         raise StoreUnavailable("gone")
 
     async def listen() -> Any:
@@ -151,7 +154,7 @@ def test_a_short_store_outage_does_not_end_a_stream(site: ApiRig, monkeypatch: p
             await stream.next()
             with monkeypatch.context() as patch:
                 patch.setattr(site.driver.inspector, "find", fail)
-                await asyncio.sleep(0.1)
+                await wait_until_async(lambda: len(failed) > 1)
             await site.client.post("/v1/jobs", json={"type": "greet"})
             return await next_job(stream)
 

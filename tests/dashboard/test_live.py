@@ -109,9 +109,9 @@ def test_a_stream_ends_soon_after_its_key_is_revoked(locked: UiSite, screen: Scr
 
     locked.driver.control.revoke_keys([key.split("_")[1]])
     began = time.monotonic()
-    screen.page.wait_for_selector("#live[data-old]", timeout=20_000)
+    screen.page.wait_for_selector("#live[data-old]", timeout=30_000)
 
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 25  # ten, and what a busy machine adds
     wait_until(lambda: locked.app.state.taskharbor.open.count == 0)
 
 
@@ -133,7 +133,7 @@ def test_a_store_that_stops_answering_is_shown_and_recovers(
             broken.setattr(site.driver.inspector, name, away)
         began = time.monotonic()
         screen.page.wait_for_selector("#live[data-old]")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 15
         screen.go("/queues", expect=503)
         assert "No answer from the store" in screen.text()
         screenshot(screen.page, "store-away-light-1280")

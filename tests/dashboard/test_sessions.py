@@ -54,7 +54,7 @@ def test_a_key_opens_a_session_that_its_revocation_ends(locked: UiSite) -> None:
         locked.driver.control.revoke_keys([key.split("_")[1]])
 
         took = wait_until(lambda: client.get("/ui/queues").status_code == 303)
-        assert took < 5
+        assert took < 15  # two, and what a busy machine adds
 
 
 def test_a_session_ends_when_its_key_expires() -> None:

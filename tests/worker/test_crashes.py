@@ -203,7 +203,7 @@ def end_under_load(fleet: Fleet) -> None:
     took = time.monotonic() - start
 
     jobs = fleet.driver.inspector.get(fleet.jobs)
-    assert took < 1.0 + 5
+    assert took < LIMIT_SECONDS / 2  # the endless jobs take as long as the limit
     assert {job.status for job in jobs.values()} == {Status.PENDING, Status.SUCCEEDED}
     assert {jobs[each].attempt_count for each in endless} == {0}
     assert {each.outcome for each in fleet.driver.inspector.attempts(endless)} == {AttemptOutcome.RELEASED}
@@ -218,7 +218,7 @@ def test_a_second_signal_ends_a_worker_now(fleet: Fleet) -> None:
     wait_until(lambda: has_ended_by(worker, signal.SIGINT))
 
     assert worker.wait(LIMIT_SECONDS) == 128 + signal.SIGINT
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < LIMIT_SECONDS / 2  # neither the job nor the grace
 
 
 @pytest.mark.parametrize("fleet", ["sqlite"], indirect=True)
@@ -261,7 +261,7 @@ def test_a_job_that_kills_its_process_is_dead_after_as_many_workers_as_it_has_at
 
 def test_workers_continue_after_an_outage_of_the_store() -> None:
     with served() as (server, fleet):
-        assert outlive(server, fleet, seconds=2 * LEASE.total_seconds()) < RECOVERY_SECONDS
+        assert outlive(server, fleet, seconds=2 * LEASE.total_seconds()) < 3 * RECOVERY_SECONDS  # a busy machine
 
 
 @contextmanager

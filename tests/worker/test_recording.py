@@ -202,7 +202,7 @@ def test_attempts_that_end_simultaneously_are_all_recorded_immediately() -> None
             meeting = threading.Barrier(16)
             with running_worker(driver, {"meet": lambda _job, meeting=meeting: meeting.wait(LIMIT_SECONDS) and None}):
                 jobs = [enqueue(driver, "meet") for _ in range(16)]
-                wait_until(lambda jobs=jobs: all(stored(driver, each).status.is_final for each in jobs), limit=5)  # type: ignore[misc]
+                wait_until(lambda jobs=jobs: all(stored(driver, each).status.is_final for each in jobs))  # type: ignore[misc]
     finally:
         sys.setswitchinterval(interval)
 
