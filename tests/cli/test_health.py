@@ -299,6 +299,18 @@ def test_a_janitor_is_alive_and_not_ready_while_its_store_is_away(tmp_path: Path
         wait_until(lambda: f"{STORE_AVAILABLE} 0.0" in janitor.get("/metrics")[1])
 
 
+def test_a_janitor_exports_the_gauges_of_its_store_if_asked(tmp_path: Path) -> None:
+    waiting = 'taskharbor_jobs{queue="default",status="PENDING"}'
+    with database() as url:
+        with closing(connect(url)) as driver:
+            enqueue(driver, "wait_for", began="began", end="end")
+        with probed(tmp_path, "janitor", url, "--metrics") as janitor:
+            wait_until(lambda: f"{waiting} 1.0" in janitor.get("/metrics")[1])
+        with probed(tmp_path, "janitor", url) as janitor:
+            wait_until(lambda: janitor.answers() == OK)
+            assert waiting not in janitor.get("/metrics")[1]
+
+
 def test_an_enqueuer_is_not_ready_while_it_cannot_send(tmp_path: Path) -> None:
     with database() as url, closing(connect(url)) as driver, Endpoint.start(seed=1) as endpoint:
         environ = {
@@ -340,3 +352,10 @@ def test_an_invalid_variable_is_named(
     assert run(cli, ["janitor", "--url", "sqlite:///jobs.db"]) == ExitCode.USAGE
 
     assert name in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_nothing_starts", "_in_a_folder")
+def test_gauges_that_no_port_would_answer_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, ["janitor", "--url", "sqlite:///jobs.db", "--metrics"]) == ExitCode.USAGE
+
+    assert "--metrics needs --health-port" in capsys.readouterr().err

@@ -5,11 +5,20 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import click
+
 from taskharbor.cli.errors import NotInstalled
 
 if TYPE_CHECKING:
     from taskharbor.harbor import Harbor
     from taskharbor.observability.prometheus import PrometheusHook
+
+
+class NoPort(click.UsageError):
+    """Metrics were asked for that nothing would answer."""
+
+    def __init__(self) -> None:
+        super().__init__("--metrics needs --health-port, which answers them")
 
 
 def enable_metrics(harbor: Harbor) -> PrometheusHook:
@@ -33,9 +42,15 @@ def enable_metrics(harbor: Harbor) -> PrometheusHook:
     return hook
 
 
-def export_store(harbor: Harbor) -> None:
-    """Add the gauges of the store to the metrics of this process. See `enable_metrics`."""
+def export_store(harbor: Harbor, *, has_port: bool) -> None:
+    """Add the gauges of the store to the metrics of this process. See `enable_metrics`.
+
+    Without a port, only an app that has a hook of its own can answer them.
+    """
+    known = harbor.hooks
     registry = enable_metrics(harbor).registry
+    if not has_port and harbor.hooks != known:
+        raise NoPort
     from taskharbor.store_metrics import StoreGauges
 
     StoreGauges(lambda: harbor.driver.inspector, registry)

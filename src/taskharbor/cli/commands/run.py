@@ -168,7 +168,7 @@ def janitor(
         if url is not None:
             harbor.use_store(url)
         if metrics:
-            export_store(harbor)
+            export_store(harbor, has_port=health.port is not None)
         prepare_store(harbor, "janitor", migrate=migrate, wait=wait)
         _run_janitor(harbor, transport, harbor.retention | given_options(retention), probes)
 
