@@ -136,7 +136,7 @@ def supervised(
         if forked.pid:
             os.kill(forked.pid, signal.SIGKILL)
             os.waitpid(forked.pid, 0)
-        for pid in forked.noted("ready"):
+        for pid in {*forked.noted("ready"), *forked.noted("import")}:
             if is_running(pid):
                 os.kill(pid, signal.SIGKILL)
 

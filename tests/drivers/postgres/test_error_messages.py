@@ -221,7 +221,7 @@ def test_a_call_recovers_when_the_server_has_a_free_connection_again(small: Post
         store.inspector.now()
         with psycopg.connect(small.url, autocommit=True) as db:
             db.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = 'app'")
-        with connections_used_up(small), pytest.raises(StoreUnavailable, match="connections of the server are in use"):
+        with connections_used_up(small), pytest.raises(StoreUnavailable, match="that are allowed are in use"):
             store.inspector.now()
 
         assert len(store.insert([new_job()])) == 1
