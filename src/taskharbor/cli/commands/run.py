@@ -99,6 +99,7 @@ def enqueuer(
         if url is not None:
             harbor.use_store(url)
         prepare_store(harbor, "enqueuer", migrate=migrate, wait=wait)
+        transport.open()  # otherwise nothing would report a missing region until a job is due
         runtime = ThreadRuntime(sync_threads=1)
         service = DueTaskEnqueuer(
             runtime,
@@ -110,7 +111,6 @@ def enqueuer(
             bundle=bundle,
             hooks=harbor.hooks,
         )
-        transport.open()  # otherwise nothing would report a missing region until a job is due
         probes.watch(service.watched)
         started = "enqueuer started: taskharbor %s; store %s; queues %s"
         log.info(started, __version__, store_name(harbor), ", ".join(names))
