@@ -17,6 +17,7 @@ from taskharbor.cli.options import (
     url_of_app_option,
 )
 from taskharbor.cli.sqs import harbor_with_queues, queues_option, sqs_transport
+from taskharbor.core.messages import MAX_BUNDLE
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--bundle",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_BUNDLE),
     default=1,
     show_default=True,
     help="How many jobs a message may name while a backlog is due. Upgrade all workers before you raise it.",
