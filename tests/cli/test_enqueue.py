@@ -15,6 +15,7 @@ from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.ids import JobId
 from taskharbor.core.states import FINAL
 from taskharbor.drivers.sqlite.control import SqliteControl
+from tests.support.waiting import wait_until
 from tests.support.worker_rig import running_worker
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ def test_as_json_the_job_is_printed_as_the_api_shows_it(console: Console) -> Non
 @pytest.mark.parametrize(("result", "printed"), [("hellö", '"hellö"'), (None, "null"), ({"a": [1]}, '{"a": [1]}')])
 def test_waiting_for_a_job_prints_its_result_and_ends_with_0(result: object, printed: str, console: Console) -> None:
     with running_worker(console.driver, {"greet": lambda _: result}):
+        wait_until(lambda: len(console.driver.inspector.workers()) == 1)  # otherwise the line says that none is live
         said = console("enqueue", "greet", "--wait")
 
     assert (said.code, said.out) == (ExitCode.OK, f"{printed}\n")
