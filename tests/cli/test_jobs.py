@@ -414,6 +414,19 @@ def test_a_forbidden_transition_ends_with_5_without_an_audit_entry(
     assert console.audit() == []
 
 
+def test_a_reason_or_a_user_that_is_not_utf8_fails_no_change(
+    any_console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "andr\udce9")  # Python reads bytes of another encoding as such characters
+
+    said = any_console("jobs", "cancel", str(job_id := any_console.enqueue()), "--reason", "caf\udce9")
+
+    assert (said.code, said.out, said.err) == (ExitCode.OK, f"{job_id}\tCANCELED\n", "")
+    [entry] = any_console.audit()
+    assert entry.actor.startswith("andr\\udce9@")
+    assert entry.detail == {"why": "caf\\udce9"}
+
+
 @pytest.mark.parametrize("option", ["--since", "--until"])
 def test_a_time_that_cannot_be_parsed_shows_both_forms(option: str, console: Console) -> None:
     err = console("jobs", "list", option, "yesterday").err

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.codec import Codec, JsonCodec
+from taskharbor.core.text import make_storable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -422,7 +423,10 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """A write requested by a user or an API key: actor, action, target, and time by the store's clock."""
+    """A write requested by a user or an API key: actor, action, target, and time by the store's clock.
+
+    An entry is made after its action was done, so its texts are made storable: a store must not refuse one of them.
+    """
 
     id: Token
     at: datetime | None = None
@@ -430,3 +434,10 @@ class AuditEntry:
     action: str
     target: str
     detail: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in ("actor", "action", "target"):
+            object.__setattr__(self, name, make_storable(getattr(self, name)))
+        detail = {make_storable(name): make_storable(text) for name, text in self.detail.items()}
+        if detail != self.detail:
+            object.__setattr__(self, "detail", detail)

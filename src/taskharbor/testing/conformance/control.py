@@ -31,6 +31,17 @@ def test_an_audit_entry_is_stored_unchanged(subject: Subject) -> None:
     assert subject.driver.inspector.audit(limit=10) == [replace(entry, at=subject.clock.now())]
 
 
+def test_an_audit_entry_with_any_text_is_stored(subject: Subject) -> None:
+    odd = "nul \x00 and a lone surrogate \udcff"
+    entry = _entry(actor=odd, action=odd, target=odd, detail={odd: odd})
+
+    subject.driver.control.record_audit([entry])
+
+    shown = "nul \\x00 and a lone surrogate \\udcff"
+    [stored] = subject.driver.inspector.audit(limit=10)
+    assert (stored.actor, stored.action, stored.target, stored.detail) == (shown, shown, shown, {shown: shown})
+
+
 def test_an_audit_entry_gets_the_stores_time(subject: Subject) -> None:
     subject.driver.control.record_audit([_entry(at=LONG_AGO)])
 
