@@ -21,6 +21,20 @@ REGISTRY_HOSTS: Final = [f"{name}.org" for name in ("pypi", "pythonhosted", "npm
 FOR_SIGNALS: Final = {
     ("service", name) for name in ("queue.Empty", "queue.SimpleQueue", "threading.Thread", "time", "time.monotonic")
 }
+IMPORTS_BY_NAME: Final = {"__import__", "import_module", "import_string", "load_module", "resolve_name"}
+IMPORTERS: Final = {
+    "__init__.py": "the modules of public names",
+    "cli/app_loader.py": "the app, which the command line or a file names",
+    "cli/main.py": "the modules of commands",
+    "core/pydantic_models.py": "pydantic, if it is there",
+    "integrations/django/__init__.py": "the modules of public names",
+    "integrations/django/stores.py": "modules that the settings of Django name",
+    "integrations/django/tasks_api.py": "Django's own tasks or their backport",
+    "task_registry.py": "modules that the code of the user includes",
+    "testing/conformance/__init__.py": "the modules of the kit",
+    "testing/plugin.py": "the harbor, which the settings of pytest name",
+}
+"""Where modules are imported by a name, and who says which. It is never a store: its rows may come from anyone."""
 MACHINE_PATH: Final = re.compile(r"(?<![\w.~-])/(?:home|root|Users|work)/\w")
 
 
@@ -70,6 +84,17 @@ def test_the_library_has_no_calls_that_execute_stored_bytes() -> None:
     ]
 
     assert not found
+
+
+def test_modules_are_imported_by_name_only_where_no_store_chooses_it() -> None:
+    found = {
+        shown(path)
+        for path in MODULES
+        for _, name in names_used(parsed(path))
+        if name.split(".")[-1] in IMPORTS_BY_NAME
+    }
+
+    assert {path.removeprefix("src/taskharbor/") for path in found} == IMPORTERS.keys()
 
 
 def test_services_use_threads_waits_clocks_and_randomness_of_the_runtime_only() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import warnings
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
 from django.test import override_settings
 
+from taskharbor.core.request import JobRequest
 from taskharbor.core.states import Status
 from taskharbor.integrations.django import harbor_of
 from taskharbor.integrations.django.tasks_api import (
@@ -23,10 +25,13 @@ from taskharbor.integrations.django.tasks_api import (
     task_enqueued,
 )
 from taskharbor.unjoined import UnjoinedTransaction
-from tests.support.django_project import work  # isort: split  # it configures Django
+from tests.support.django_project import BACKEND, work  # isort: split  # it configures Django
 from tests.support.django_site import tasks
 from tests.support.django_site.models import Order
 from tests.support.django_site.tasks import RAN, count_attempts, count_orders, limited, resize, ship
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Regret(Exception):
@@ -270,6 +275,25 @@ def test_the_result_of_a_removed_function_can_be_read(monkeypatch: pytest.Monkey
     assert (found.args, found.task.name, found.task.module_path) == ([1], "ship", f"{tasks.__name__}.ship")
     with pytest.raises(Exception, match="does not exist any more"):
         found.task.call(1)
+
+
+@pytest.mark.usefixtures("sqlite")
+@pytest.mark.parametrize("is_of_workers", [False, True])
+def test_a_result_imports_no_module_that_workers_do_not_import(
+    is_of_workers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gadget.py").write_text("print('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    stored = {"args": [1], "kwargs": {}}
+    request = JobRequest(type="gadget.fire", payload=stored, metadata={"django_backend": "default"})
+    job_id = harbor_of().client.enqueue(request).id
+    options = {"IMPORTS": ["gadget"] if is_of_workers else []}
+
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+        found = task_backends["default"].get_result(str(job_id))
+
+    assert (found.args, found.task.module_path) == ([1], "gadget.fire")
+    assert (sys.modules.pop("gadget", None) is not None) is is_of_workers
 
 
 @pytest.mark.usefixtures("sqlite")

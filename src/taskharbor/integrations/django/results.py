@@ -12,7 +12,7 @@ from taskharbor.core.durations import as_timedelta
 from taskharbor.core.errors import PayloadNotDecodable
 from taskharbor.core.model import AttemptOutcome, result_context
 from taskharbor.core.states import Status
-from taskharbor.integrations.django.stores import import_path, is_aware
+from taskharbor.integrations.django.stores import is_aware, task_at
 from taskharbor.integrations.django.task import task_without_checks
 from taskharbor.integrations.django.tasks_api import TaskError, TaskResult, TaskResultStatus
 
@@ -96,7 +96,7 @@ def stored_task(job: Job, max_attempts: int) -> HarborTask:
 
     Calling a task whose function was removed raises `TaskRemoved`.
     """
-    found = import_path(job.type)
+    found = task_at(job.type, job.metadata[BACKEND])
     function = getattr(found, "func", None)
     run_after = job.metadata.get(RUN_AFTER)
     return task_without_checks(

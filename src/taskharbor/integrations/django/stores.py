@@ -6,6 +6,7 @@ They are kept for the process, not for a thread: Django makes one backend object
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import suppress
 from importlib import import_module
@@ -22,7 +23,7 @@ from taskharbor.drivers.connect import schema_for
 from taskharbor.drivers.migrate import migrate_up, migration_status
 from taskharbor.harbor import Harbor
 from taskharbor.integrations.django import runner
-from taskharbor.integrations.django.tasks_api import task_backends
+from taskharbor.integrations.django.tasks_api import Task, task_backends
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,12 +174,18 @@ def _schema_of(alias: str) -> Any:
     return None if is_in_memory else schema_for(url_of_database(alias))
 
 
-def import_path(path: str) -> Any:
-    """Return the object at a dotted path, or None if there is none any more."""
+def task_at(path: str, alias: str) -> Any:
+    """Return the task at the dotted path of a stored job, or None if there is none any more.
+
+    Only modules that the workers of the backend import, too, are imported: a caller that stores a job must not choose
+    others.
+    """
     module, _, name = path.rpartition(".")
-    with suppress(ImportError, AttributeError, ValueError):
-        return getattr(import_module(module), name)
-    return None
+    found = None
+    if module in sys.modules or module in modules_with_tasks(backend_options(alias)["IMPORTS"]):
+        with suppress(ImportError):
+            found = vars(import_module(module)).get(name)
+    return found if isinstance(found, Task) else None
 
 
 def is_aware() -> bool:
