@@ -244,7 +244,7 @@ CALLS: Final[dict[str, Callable[[PostgresDriver], object]]] = {
     "resume": lambda driver: driver.control.resume(["default"]),
     "find": lambda driver: driver.inspector.find(JobFilter(), limit=10),
 }
-"""Calls that the two tests above do not cover: check only that they distinguish the kinds of errors."""
+"""Calls that the tests above do not cover: check only that errors are distinguished and conflicts repeated."""
 UNHURRIED: Final = {"purge", "roll up"}
 """Calls that may take minutes."""
 
@@ -265,3 +265,16 @@ def test_maintenance_control_and_reads_distinguish_server_errors_from_data_error
     faulty.fail(None)
 
     CALLS[name](driver)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_maintenance_control_and_reads_are_repeated_after_conflicts(
+    name: str, faulty: Faulty, driver: PostgresDriver
+) -> None:
+    prepare_case(inserting(1, ["a"]), faulty).call(faulty.direct)
+
+    for kind in CONFLICTS:
+        faulty.fail(kind, times=2)
+        CALLS[name](driver)
+
+        assert faulty.db.execute("SELECT last_value > 2 FROM faults.raised").fetchone() == (True,)
