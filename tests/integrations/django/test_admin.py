@@ -72,6 +72,24 @@ def test_a_job_that_does_not_exist_is_not_found(pages: JobAdmin) -> None:
             pages.change_view(request(), wrong)
 
 
+@pytest.mark.usefixtures("database")
+def test_a_filter_with_nul_is_not_found(pages: JobAdmin) -> None:
+    for name in ("status", "queue", "type", "after"):
+        with pytest.raises(Http404):
+            pages.changelist_view(request(**{name: "a\0"}))
+
+
+@pytest.mark.usefixtures("sqlite")
+def test_no_text_of_a_job_is_markup(pages: JobAdmin) -> None:
+    result = ship.enqueue(1, **{"<i data-canary>": "<i data-canary>"})
+    work()
+
+    shown = pages.change_view(request(), result.id).render().content.decode()
+
+    assert shown.count("&lt;i data-canary") > 4  # in the arguments and in the error
+    assert "<i data-canary" not in shown
+
+
 @pytest.mark.usefixtures("sqlite")
 def test_nothing_can_be_changed_and_a_user_needs_the_permission(pages: JobAdmin) -> None:
     anonymous = request()

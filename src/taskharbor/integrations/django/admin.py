@@ -15,6 +15,7 @@ from taskharbor.core.errors import PayloadNotDecodable
 from taskharbor.core.ids import JobId
 from taskharbor.core.results import JobFilter
 from taskharbor.core.states import Status
+from taskharbor.core.text import is_storable
 from taskharbor.integrations.django.models import HarborJob
 from taskharbor.integrations.django.stores import aliases
 from taskharbor.integrations.django.tasks_api import task_backends
@@ -45,6 +46,8 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django has no annotat
         self._check_permission(request)
         alias, harbor = self._harbor(request)
         given = {name: request.GET.get(name, "").strip() for name in ("status", "queue", "type", "after")}
+        if not all(map(is_storable, given.values())):
+            raise Http404("no job has the NUL character of this filter")  # noqa: TRY003  as below
         status = next((each for each in Status if each.value == given["status"]), None)
         wanted = JobFilter(
             queue=given["queue"] or None,
