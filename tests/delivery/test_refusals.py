@@ -153,6 +153,14 @@ def test_an_invalid_endpoint_url_is_refused(url: str) -> None:
         SqsTransport(endpoint_url=url, region=REGION).depth("mail")
 
 
+@pytest.mark.parametrize("url", ["http://app:hunter2@127.0.0.1:1", "http://app:hunter2@"])
+def test_an_error_shows_no_password_of_the_endpoint(url: str) -> None:
+    with pytest.raises((TransportRefused, TransportUnavailable), match=r"http://\*\*\*@") as caught:
+        SqsTransport(endpoint_url=url, region=REGION).depth("mail")
+
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_server_other_than_sqs_is_refused() -> None:
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -79,6 +80,9 @@ _LOCAL: Final[Mapping[type[Exception], tuple[str, str]]] = {
     Exception: _BAD_CONFIG,
 }
 
+_LOGIN: Final = re.compile(r"(?<=://)[^\s\"]*@")
+"""User and password in the URL of an endpoint. Errors are logged, stored with the queue, and shown to operators."""
+
 _NOT_SENT: Final = (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)
 _UNREACHABLE: Final = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
 MAX_RECEIVE_WAIT_SECONDS: Final = 20
@@ -102,6 +106,9 @@ class CallContext:
     place: str
     region_exists: bool = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", _masked(self.place))
+
     def refusal(self, texts: tuple[str, str], *, message: str, code: str = "") -> TransportRefused:
         facts = {"operation": self.operation, "queue": self.queue, "place": self.place, "message": message or code}
         action = f"sqs:{self.operation.removesuffix('Batch')}"
@@ -109,11 +116,15 @@ class CallContext:
         return TransportRefused(problem, remedy, code=code)
 
 
+def _masked(text: str) -> str:
+    return _LOGIN.sub("***@", text)
+
+
 def translate_error(error: Exception, context: CallContext) -> TransportUnavailable | TransportRefused:
     """Return `TransportUnavailable` if a retry may help, otherwise `TransportRefused` with a remedy."""
     if isinstance(error, boto.ClientError):
         return _translate_response(error.response, context)
-    message = " ".join(str(error).split())
+    message = _masked(" ".join(str(error).split()))
     if isinstance(error, boto.EndpointConnectionError) and not context.region_exists:
         return context.refusal(_REGION, message=message)
     if isinstance(error, _UNREACHABLE):
