@@ -41,8 +41,8 @@ def stop(*_):
 signal.signal(signal.SIGTERM, stop)
 if behavior == "refuse":
     sys.exit(10)
-if behavior == "import":
-    note("import")
+if behavior in ("import", "load"):
+    note(behavior)
     signal.pause()
 note("ready")
 link.send(b"ready a program\\n")
@@ -136,7 +136,7 @@ def supervised(
         if forked.pid:
             os.kill(forked.pid, signal.SIGKILL)
             os.waitpid(forked.pid, 0)
-        for pid in {*forked.noted("ready"), *forked.noted("import")}:
+        for pid in {*forked.noted("ready"), *forked.noted("import"), *forked.noted("load")}:
             if is_running(pid):
                 os.kill(pid, signal.SIGKILL)
 
@@ -211,6 +211,23 @@ def test_a_restart_that_fails_stops_nothing(tmp_path: Path) -> None:
         wait_until(lambda: "before it was ready; the others keep running with the old code" in supervisor.log())
 
         assert all(map(is_running, supervisor.noted("ready")))
+        supervisor.end()
+
+
+def test_a_second_restart_replaces_what_the_first_one_is_starting(tmp_path: Path) -> None:
+    with supervised(tmp_path, "run", count=2) as supervisor:
+        wait_until(lambda: "supervisor started" in supervisor.log())
+        old = supervisor.noted("ready")
+        (tmp_path / "behavior").write_text("load")  # the code of the first restart
+        supervisor.send(signal.SIGHUP)
+        wait_until(lambda: len(supervisor.noted("load")) == 1)
+        (tmp_path / "behavior").write_text("run")
+
+        supervisor.send(signal.SIGHUP)
+
+        wait_until(lambda: not any(map(is_running, [*old, *supervisor.noted("load")])))
+        assert len(supervisor.noted("ready")) == 4
+        assert "keep running with the old code" not in supervisor.log()
         supervisor.end()
 
 

@@ -261,6 +261,10 @@ class Supervisor:
             return
         _LOG.info("restarting %d worker processes one after the other", self.count)
         self.systemd.reloading()
+        for slot in self.slots:
+            if slot.next is not None:  # of a restart before: the code may have changed since it was loaded
+                outdated, slot.next = slot.next, None
+                self._retire(outdated)
         self._to_restart = deque(self.slots)
 
     def _restart_next(self) -> None:
