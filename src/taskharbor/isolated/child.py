@@ -95,7 +95,7 @@ class IsolatedApp:
             os.set_inheritable(descriptor, False)  # noqa: FBT003  a function of the standard library
         inbox = Inbox(Wire(socket.socket(fileno=link)), socket.socket(fileno=jobs), output)
         server = ChildServer(inbox, self._harbor, self._handlers, self._guard)
-        ForwardHandler(server.send).install(self._log_levels)
+        server.log_handler.install(self._log_levels)
         try:
             return server.run()
         finally:
@@ -120,6 +120,7 @@ class ChildServer:
         self._executor = Executor(self._runtime, handlers, self, services, prefetch=prefetch)
         self._outcome: Outcome | None = None
         self._kept_children: set[int] = set()
+        self.log_handler: Final = ForwardHandler(self.send)
 
     def run(self) -> int:
         generator = self._harbor.start_lifespan()
@@ -150,9 +151,17 @@ class ChildServer:
         return self._runtime.complete(astep(generator))
 
     def send(self, message: Mapping[str, Any], body: bytes = b"") -> None:
-        """Send a frame as a whole: a handler that is stopped meanwhile is interrupted after it."""
+        """Send a frame as a whole: a handler that is stopped meanwhile is interrupted after it.
+
+        Threads of the handler may log meanwhile, and the system may put their frames into the middle of a large one.
+        The lock is that of the log: a copy of this process that the handler forks gets a new one.
+        """
         with self._guard.uninterrupted():
-            self._wire.send(message, body)
+            self.log_handler.acquire()
+            try:
+                self._wire.send(message, body)
+            finally:
+                self.log_handler.release()
 
     def _run(self, message: Mapping[str, Any], payload: bytes) -> None:
         job = job_of_values(message["run"], payload)
