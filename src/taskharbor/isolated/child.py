@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -315,7 +316,10 @@ class AttemptGuard:
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Let a signal have its effect after the block."""
+        """Let a signal have its effect after the block. Signals interrupt the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         was_interruptible, self._is_interruptible = self._is_interruptible, False
         yield
         if was_interruptible:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.core.log_lines import MAX_LINE_CHARS, MAX_NAME_CHARS
 from taskharbor.core.text import make_storable
+from taskharbor.worker.context import AttemptStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ class ForwardHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._send({"log": self._fields(record)})
+        except AttemptStopped:  # by a signal, which came meanwhile: the handler of the job must stop
+            raise
         except OSError:
             pass  # the worker is gone, and this process is about to end
         except Exception:  # noqa: BLE001  user code in a record: report it as other handlers of the library do
