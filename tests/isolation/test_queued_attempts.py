@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from taskharbor.core.states import Status
+from taskharbor.core.states import Event, Status
+from taskharbor.runtime import seconds_since_boot
 from taskharbor.worker.execution import StopReason
 from taskharbor.worker.isolation.child import BRIEF_SECONDS, MAX_QUEUED, Child, IsolatedCall
 from taskharbor.worker.isolation.errors import ChildDied, ChildNotStarted
@@ -310,3 +311,15 @@ def test_output_after_the_end_of_an_attempt_is_that_of_the_next(
 
 def _logs(job_ids: Sequence[Any]) -> Sequence[Any]:
     return app.harbor.driver.attempt_logs.read(job_ids)
+
+
+@pytest.mark.parametrize(("left", "event"), [(-1.0, Event.RELEASE), (60.0, Event.ACK)])
+def test_an_attempt_whose_lease_has_ended_is_not_begun_by_a_child(rig: IsolationRig, left: float, event: Event) -> None:
+    with rig.running() as worker:
+        child = worker.isolation.children.acquire()  # as of a worker that was suspended after it had sent the attempt
+        execution = new_execution(type=app.pid_of_child.type, payload=b"{}", ends_at=seconds_since_boot() + left)
+        report = child.run(IsolatedCall(execution, 0, None, lambda *_: None), lambda _: None)
+        worker.isolation.children.release(child)
+
+    assert report.outcome is not None
+    assert report.outcome.event is event

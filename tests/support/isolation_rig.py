@@ -108,12 +108,12 @@ def threads() -> int:
     return threading.active_count()
 
 
-def new_execution(*, payload: bytes = b"[]") -> Execution:
+def new_execution(*, type: str = "resize", payload: bytes = b"[]", ends_at: float = 0.0) -> Execution:
     """Return an attempt that no store has."""
     now = datetime.now(UTC)
     job = Job(
         id=JobId(new_token()),
-        type="resize",
+        type=type,
         queue="images",
         priority=0,
         status=Status.PROCESSING,
@@ -126,4 +126,4 @@ def new_execution(*, payload: bytes = b"[]") -> Execution:
         lease_expires_at=now + timedelta(seconds=30),
         payload=payload,
     )
-    return Execution(claim_from_job(job), ends_at=0.0, times_out_at=None)
+    return Execution(claim_from_job(job), ends_at=ends_at, times_out_at=None)

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
@@ -168,7 +167,8 @@ class ChildServer:
         job = job_of_values(message["run"], payload)
         job.use_codec(self._harbor.codec)
         self._outcome = None
-        execution = ChildExecution(claim_from_job(job), self, claimed_at=message["claimed_at"])
+        claim, ends_at, claimed_at = claim_from_job(job), message["ends_at"], message["claimed_at"]
+        execution = ChildExecution(claim, self, ends_at=ends_at, claimed_at=claimed_at)
         self._guard.begin(execution, message["memory"])
         with in_trace(message["trace"]):
             self._executor.start([execution])
@@ -237,16 +237,19 @@ class ChildServices:
 
 
 class ChildExecution(Execution):
-    """An attempt in its child. The worker has its lease and its timeout; here it only knows whether it must stop."""
+    """An attempt in its child. The worker has its lease and its timeout; here it only knows whether it must stop.
+
+    ``ends_at`` is when its lease ended as it was sent. It may have waited here for long if the worker does not run.
+    """
 
     __slots__ = ("_is_completed", "_read_at", "_reason", "_server")
 
-    def __init__(self, claim: Claim, server: ChildServer, *, claimed_at: float | None) -> None:
+    def __init__(self, claim: Claim, server: ChildServer, *, ends_at: float, claimed_at: float | None) -> None:
         self._server = server
         self._reason: StopReason | None = None
         self._read_at = monotonic()
         self._is_completed = False
-        super().__init__(claim, ends_at=inf, times_out_at=None, claimed_at=claimed_at)
+        super().__init__(claim, ends_at=ends_at, times_out_at=None, claimed_at=claimed_at)
 
     @property
     def stop_reason(self) -> StopReason | None:

@@ -68,7 +68,9 @@ class IsolatedCall:
     def message(self, *, is_measured: bool) -> dict[str, Any]:
         return {
             "run": job_values(self.execution.claim.job),
-            "claimed_at": self.execution.claimed_at,  # all processes of a machine have the same monotonic clock
+            # All processes of a machine have the same monotonic clock.
+            "claimed_at": self.execution.claimed_at,
+            "ends_at": self.execution.ends_at,
             "memory": self.limit_bytes,
             "is_measured": is_measured,
             "trace": self.trace,
