@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import closing
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 
 from taskharbor import handler_threads
 from taskharbor.handler_threads import METERED_ITEMS, HandlerThreads
+from tests.support.waiting import wait_until
 
 LIMIT_SECONDS = 10.0
 THREADS = 8
@@ -165,3 +167,26 @@ def test_an_error_of_an_item_or_of_adding_more_ends_no_thread(caplog: pytest.Log
 
         assert ended.get(timeout=LIMIT_SECONDS) == "next"
     assert "internal error in a handler thread" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of a fork beside threads
+def test_a_copy_of_the_process_that_an_item_forks_runs_no_items() -> None:
+    copies, (readable, writable) = SimpleQueue[int](), os.pipe()
+
+    def fork() -> None:
+        if copy := os.fork():
+            copies.put(copy)
+
+    with closing(HandlerThreads(max_threads=1)) as pool:
+        may_begin = threading.Event()
+        pool.run(partial(_wait_for, may_begin), idle)
+        pool.run(fork, idle)
+        pool.run(lambda: os.write(writable, b"x"), idle)
+        may_begin.set()
+        copy = copies.get(timeout=LIMIT_SECONDS)
+        wait_until(lambda: os.waitpid(copy, os.WNOHANG) == (copy, 0))
+        run_all(pool, 1)
+        os.close(writable)
+
+    assert os.read(readable, 2) == b"x"
+    os.close(readable)

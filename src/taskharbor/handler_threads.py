@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from math import nan
@@ -121,13 +122,15 @@ class HandlerThreads:
         return True
 
     def _run_items(self) -> None:
-        items, usage = 0, _usage()
+        thread, items, usage = threading.current_thread(), 0, _usage()
         work = self._next_work(ended=0)
         while work is not None:
             try:
                 work()
             except BaseException:  # noqa: BLE001  the pool must not lose the thread
                 _LOG.exception("internal error in a handler thread")
+            if threading.main_thread() is thread:
+                os._exit(0)  # a copy of the process, which the item has forked: the others are those of the original
             items += 1
             if items == METERED_ITEMS:
                 before, items, usage = usage, 0, _usage()
