@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -207,7 +208,7 @@ def test_an_error_that_is_not_about_the_data_of_an_outcome_is_raised(driver: Pos
     assert driver.settle([Settlement(claim.lease, Outcome.ack())]) == [Settled(claim.job.id, Status.SUCCEEDED)]
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
 def test_a_password_function_that_fails_means_that_the_store_is_unavailable(
     url: str, error: type[BaseException]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import select
 import time
+from asyncio import CancelledError
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -235,12 +236,13 @@ class ServerAddress:
         """Call the user's function. If it fails, raise `StoreUnavailable`: it may succeed later.
 
         A text that cannot be sent is a failure, too. While an outcome is recorded, a `UnicodeError` blames the outcome.
-        So is a `SystemExit`: in a thread of the driver or a worker, it would end that thread without a word.
+        So are `SystemExit`, and `CancelledError` of an event loop that the function runs: in a thread of the driver or
+        a worker, they would end that thread without a word.
         """
         try:
             text = password()
             str(text).encode()
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, CancelledError) as error:
             # The message may contain secrets; it stays in the cause.
             raise StoreUnavailable(f"{self.place}: password() raised {type(error).__name__}") from error  # noqa: TRY003
         return text
