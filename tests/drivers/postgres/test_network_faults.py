@@ -86,6 +86,37 @@ def test_a_statement_whose_connection_breaks_is_terminated_before_it_is_repeated
     assert statuses(direct) == [(Status.PENDING, 0)]
 
 
+def test_a_repeated_insert_finds_the_job_if_the_first_one_commits_meanwhile(
+    url: str, direct: PostgresDriver, proxy: Proxy
+) -> None:
+    with psycopg.connect(url, autocommit=True) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(COMMITS_WAIT)
+        other.execute("SELECT pg_advisory_lock(1)")
+        try:
+            # Behind a pooler, the backend of a lost reply cannot be terminated.
+            with closing(PostgresDriver(proxy.url, is_pooled=True)) as driver:
+                answer = pool.submit(Client(driver).enqueue, JobRequest(type="t"))
+                wait_until(lambda: len(waiting_for_locks(url)) == 1)
+                proxy.reset()
+                wait_until(lambda: len(waiting_for_locks(url)) == 2)  # for the COMMIT of the first
+                other.execute("SELECT pg_advisory_unlock(1)")
+                stored = answer.result(LIMIT_SECONDS)
+        finally:
+            other.execute("DROP FUNCTION wait_at_commit CASCADE")
+
+    assert stored.existed
+    assert statuses(direct) == [(Status.PENDING, 0)]
+
+
+COMMITS_WAIT: Final = """
+    CREATE FUNCTION wait_at_commit() RETURNS trigger LANGUAGE plpgsql
+    AS $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END $$;
+
+    CREATE CONSTRAINT TRIGGER wait_at_commit AFTER INSERT ON th_jobs_waiting DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION wait_at_commit()
+"""
+
+
 def waiting_for_locks(url: str) -> list[int]:
     query = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with psycopg.connect(url) as db:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, LiteralString, TypeVar
 
+from psycopg.errors import UniqueViolation
+
 from taskharbor.core.claims import Claimant
 from taskharbor.core.durations import Duration, as_timedelta
 from taskharbor.core.job_batch import JobBatch, distinct
@@ -161,7 +163,7 @@ class PostgresDriver:
             answers = self._notifier.join(lambda: run_statements(steps, self._connections.fetch))
             if answers is not None:
                 return answers
-        answers = self._insert(jobs, repeat=repeat)
+        answers = self._insert_again(jobs) if repeat else self._insert(jobs, repeat=False)
         self._notifier.notify(queues)
         return answers
 
@@ -177,6 +179,13 @@ class PostgresDriver:
         if insert.is_one_statement(jobs):
             return run_statements(insert.insert(jobs, repeat=repeat, counts=self._has_tallies), self._connections.fetch)
         return self._connections.transact(lambda: insert.insert(jobs, repeat=repeat))
+
+    def _insert_again(self, jobs: Sequence[NewJob]) -> list[Enqueued | IdempotencyConflict]:
+        """Insert those of *jobs* that are not stored. If one whose reply was lost is committed now, look again."""
+        try:
+            return self._insert(jobs, repeat=True)
+        except UniqueViolation:
+            return self._insert(jobs, repeat=True)
 
     def remember(self, name: str, value: str) -> str:
         return self._settings.remember(name, value)
