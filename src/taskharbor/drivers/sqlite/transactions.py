@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.sqlite.settings import SqliteSettings
 
 _LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, new in Python 3.12
+_IN_PROGRESS: Final = "SQL statements in progress"
 
 
 class SqliteTransaction:
@@ -46,25 +47,55 @@ class SqliteTransaction:
         self._settings = settings
 
     def insert(self, jobs: Sequence[NewJob], *, repeat: bool = False) -> list[Enqueued | IdempotencyConflict]:
-        """Store *jobs* in the open transaction, or in the one that Python's sqlite3 opens for them."""
-        return insert(self._db, jobs, now=self._begin(), repeat=repeat)
+        """Store *jobs* in the open transaction, or in one that is opened for them. An error leaves none of them."""
+        with self._changes() as now:
+            return insert(self._db, jobs, now=now, repeat=repeat)
 
     def remember(self, name: str, value: str) -> str:
         """Record a setting in the open transaction: SQLite has one writer, which may be this transaction."""
         known = self._settings.committed(name)
         if known is None:
-            self._begin()
-            known = record(self._db, name, value)  # not cached: a rollback undoes it
+            with self._changes():
+                known = record(self._db, name, value)  # not cached: a rollback undoes it
         return known
 
     def settle(self, settlements: Sequence[Settlement]) -> list[SettleAnswer]:
-        """Record outcomes in the open transaction, or in the one that Python's sqlite3 opens for them."""
-        return settle_all(self._db, settlements, self._begin())
+        """Record outcomes in the open transaction, or in one that is opened for them. An error leaves none of them."""
+        with self._changes() as now:
+            return settle_all(self._db, settlements, now)
 
-    def _begin(self) -> int:
-        """Raise unless a transaction is open or will be opened, and return the time."""
+    @contextmanager
+    def _changes(self) -> Iterator[int]:
+        """Provide the time to a block that changes rows. If it raises, undo what it changed.
+
+        The caller may handle the error and commit: a key would then remain without its job.
+        """
         check_connection(self._connection)
-        return self._now()
+        undo, keep = self._begin()
+        try:
+            yield self._now()
+        except BaseException:
+            if self._connection.in_transaction:  # SQLite itself may have rolled it back
+                self._run(undo)
+            raise
+        self._run(keep)
+
+    def _begin(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Begin a transaction, or a savepoint in an open one. Return the statements that undo and keep the changes."""
+        if not self._connection.in_transaction:
+            self._run(["BEGIN IMMEDIATE"])
+            return ["ROLLBACK"], []
+        try:
+            self._run(["SAVEPOINT taskharbor"])
+        except sqlite3.OperationalError as error:
+            if _IN_PROGRESS not in str(error):
+                raise
+            return [], []  # the caller has read only some rows of an INSERT … RETURNING
+        return ["ROLLBACK TO taskharbor", "RELEASE taskharbor"], ["RELEASE taskharbor"]
+
+    def _run(self, statements: Sequence[str]) -> None:
+        for each in statements:
+            self._db.execute(each)
 
 
 def check_connection(connection: sqlite3.Connection) -> None:
