@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from taskharbor.core.ids import new_token
 from taskharbor.core.outcome import Outcome
-from taskharbor.core.results import Enqueued, Settlement
+from taskharbor.core.results import Enqueued, Settled, Settlement
 from taskharbor.core.states import Status
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, new_job
@@ -99,3 +100,23 @@ def test_a_job_is_stored_for_each_row_of_a_statement_that_still_runs(
     shop.commit()
 
     assert {*driver.inspector.get([job.id for job in jobs])} == {job.id for job in jobs}
+
+
+@pytest.mark.parametrize("factory", [bytes, lambda text: text.decode().upper()])
+def test_the_text_factory_of_a_connection_does_not_matter_and_is_kept(
+    driver: SqliteDriver, shop: sqlite3.Connection, factory: Any
+) -> None:
+    [claim] = take(driver, 1)
+    job, retry = new_job(idempotency_key="k", digest=b"1"), Outcome.retry(after=timedelta(1))
+    shop.text_factory = factory
+
+    joined = driver.join(shop)
+    codec = joined.remember("codec", "json")
+    inserted = [*joined.insert([job]), *joined.insert([new_job(idempotency_key="k", digest=b"1")])]
+    settled = joined.settle([Settlement(claim.lease, retry)])
+    shop.commit()
+
+    assert codec == "json"
+    assert inserted == [Enqueued(job.id, existed=False), Enqueued(job.id, existed=True)]
+    assert settled == [Settled(claim.job.id, Status.FAILED)]
+    assert shop.text_factory is factory

@@ -38,7 +38,8 @@ class SqliteTransaction:
         rule = f"this store is SQLite; pass a sqlite3.Connection to {connections.path}, or an object that wraps one"
         check_kind(connection, sqlite3.Connection, rule)
         self._db = _TupleCursors(connection)
-        [file] = [row[2] for row in self._db.execute("PRAGMA database_list") if row[1] == "main"]
+        with _texts_as_str(connection):
+            [file] = [row[2] for row in self._db.execute("PRAGMA database_list") if row[1] == "main"]
         if not file or not connections.path.exists() or not Path(file).samefile(connections.path):
             rule = f"it must be open on the driver's own file, {connections.path}"
             raise UsageError(Problem(field="connection", value=f"open on {file or 'no file'}", rule=rule))
@@ -71,14 +72,15 @@ class SqliteTransaction:
         The caller may handle the error and commit: a key would then remain without its job.
         """
         check_connection(self._connection)
-        undo, keep = self._begin()
-        try:
-            yield self._now()
-        except BaseException:
-            if self._connection.in_transaction:  # SQLite itself may have rolled it back
-                self._run(undo)
-            raise
-        self._run(keep)
+        with _texts_as_str(self._connection):
+            undo, keep = self._begin()
+            try:
+                yield self._now()
+            except BaseException:
+                if self._connection.in_transaction:  # SQLite itself may have rolled it back
+                    self._run(undo)
+                raise
+            self._run(keep)
 
     def _begin(self) -> tuple[Sequence[str], Sequence[str]]:
         """Begin a transaction, or a savepoint in an open one. Return the statements that undo and keep the changes."""
@@ -105,6 +107,17 @@ def check_connection(connection: sqlite3.Connection) -> None:
     if is_autocommit and not connection.in_transaction:
         rule = "begin a transaction first; otherwise a crash could leave half of a job behind"
         raise UsageError(Problem(field="connection", value="in autocommit mode", rule=rule))
+
+
+@contextmanager
+def _texts_as_str(connection: sqlite3.Connection) -> Iterator[None]:
+    """Let the cursors of *connection* return texts as str, whatever its text factory."""
+    factory = connection.text_factory
+    connection.text_factory = str
+    try:
+        yield
+    finally:
+        connection.text_factory = factory
 
 
 @contextmanager
