@@ -391,3 +391,14 @@ def test_a_driver_migrates_its_database_and_uses_the_new_schema() -> None:
 
         assert (applied, again) == ([NAMES[-1]], [])
         assert driver._connections.schema_version == NEWEST  # noqa: SLF001  no call shows it with every schema
+
+
+def test_a_driver_that_cannot_read_the_version_leaves_no_waiting_connection() -> None:
+    held = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with database() as url, psycopg.connect(url) as other, closing(PostgresDriver(url, deadline=1)) as driver:
+        other.execute("LOCK TABLE th_migrations")
+
+        with pytest.raises(StoreUnavailable, match="another transaction held a lock"):
+            driver.inspector.now()
+
+        assert rows(url, held) == []

@@ -40,7 +40,11 @@ class PostgresSchema:
         self._address = address
 
     def version(self) -> int:
-        with self._connection() as db:
+        with self._connection() as db, db.transaction():
+            if self._address.is_timed:
+                # The server must give up, too: behind a locked table, each try would leave a connection that waits.
+                limits = self._address.settings
+                db.execute(_LIMIT_TIME, [limits["lock_timeout"], limits["statement_timeout"]])
             return version(db, self._address.schema)
 
     def apply(self, migration: Migration) -> bool:
@@ -123,6 +127,7 @@ INSERT INTO th_migrations (number, name) VALUES ({migration.number}, '{migration
 """
 
 
+_LIMIT_TIME: Final = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)"
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED;\n"
 _ENCODING_RULE: Final = (
     "the encoding must be UTF8; "
