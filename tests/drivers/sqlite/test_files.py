@@ -209,6 +209,25 @@ def test_a_file_that_was_removed_is_reported_and_not_created_again(file: Path) -
     assert not file.exists()
 
 
+@pytest.mark.usefixtures("_file_is_always_checked")
+def test_a_relative_path_is_kept_if_the_process_changes_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    with closing(SqliteDriver("jobs.db")) as driver:
+        first = Client(driver).enqueue(JobRequest(type="greet")).id
+        monkeypatch.chdir(elsewhere)
+        second = Client(driver).enqueue(JobRequest(type="greet")).id
+        driver.listen(["default"]).close()
+        stored = driver.inspector.get([first, second])
+
+    assert [*stored] == [first, second]
+    assert [*elsewhere.iterdir()] == []
+
+
 def test_locks_that_others_hold_for_too_long_are_a_store_out_of_reach(file: Path) -> None:
     error = sqlite3.OperationalError("locking protocol")
     error.sqlite_errorname = "SQLITE_PROTOCOL"  # after 100 attempts to lock the index of the WAL file

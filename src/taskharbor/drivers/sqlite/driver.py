@@ -72,8 +72,9 @@ class SqliteDriver:
         synchronous: Literal["FULL", "NORMAL"] = "FULL",
         deadline: Duration = DEADLINE,
     ) -> None:
-        file, deadline = Path(path), as_timedelta(deadline, "deadline")
-        migrate.migrate_up(SqliteSchema(file), MIGRATIONS)
+        deadline = as_timedelta(deadline, "deadline")
+        migrate.migrate_up(SqliteSchema(Path(path)), MIGRATIONS)
+        file = Path(path).absolute()  # a handler, or what starts a daemon, may change the working directory
         self._connections = SqlitePool(file, clock=clock, deadline=deadline, synchronous=synchronous)
         self._scans = claim.SqliteQueueScans()
         self._notifier = SqliteNotifier(file)
