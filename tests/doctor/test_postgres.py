@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 
+from taskharbor.core.errors import StoreUnavailable
 from taskharbor.core.model import WorkerRecord
 from taskharbor.doctor import Finding, Level, postgres, postgres_session, postgres_tables
-from taskharbor.doctor.examination import examine
+from taskharbor.doctor.examination import count_pending_migrations, examine
 from taskharbor.doctor.postgres import check_operation, check_server
 from taskharbor.doctor.postgres_session import fetch
 from taskharbor.drivers import migrate
 from taskharbor.drivers.connect import connect, postgres_address
+from taskharbor.drivers.postgres import server
 from taskharbor.drivers.postgres.schema import MIGRATIONS
+from taskharbor.drivers.postgres.server import ServerAddress, ServerConnection
 from taskharbor.testing.conformance.subject import new_job
 from taskharbor.testing.postgres import PostgresServer
 from tests.support.pgbouncer import pooler
 from tests.support.postgres import schema_at
+from tests.support.tcp_proxy import Proxy
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEEP: Final = timedelta(days=7)
+CONNECT: Final = ServerAddress.connect
 DURABLE: Final = {"max_prepared_transactions": "5", "wal_level": "logical"}
 OLD_DAY: Final = "th_jobs_finished_20260105"
 MAKE_OLD_DAY: Final = "SELECT th_make_days('2026-01-05', 1)"
@@ -641,3 +646,31 @@ def test_a_server_that_is_away_is_reported() -> None:
     assert {each.level for each in found} == {Level.FAIL}
     assert all("could not be checked: store unavailable" in each.text for each in found), found
     assert all("start the server" in each.remedy for each in found), found
+
+
+@pytest.fixture
+def suspending(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Yield the URL of a server that accepts a connection, and then replies to nothing."""
+    monkeypatch.setattr(server, "REPLY_TIMEOUT_FACTOR", 0.05)
+    with Proxy(url) as proxy:
+
+        def connect_and_suspend(address: ServerAddress, *, with_settings: bool = True) -> ServerConnection:
+            db = CONNECT(address, with_settings=with_settings)
+            proxy.black_hole()
+            return db
+
+        monkeypatch.setattr(ServerAddress, "connect", connect_and_suspend)
+        yield f"postgresql://postgres@127.0.0.1:{proxy.port}/jobs?sslmode=disable&gssencmode=disable"
+
+
+def test_a_server_that_stops_replying_is_reported(suspending: str) -> None:
+    found = next(examine(suspending, keep=KEEP))
+
+    assert (found.check, found.level) == ("server", Level.FAIL)
+    assert "no reply within" in found.text
+    assert found.remedy.startswith("start the server")
+
+
+def test_reading_the_version_of_a_schema_ends_if_the_server_stops_replying(suspending: str) -> None:
+    with pytest.raises(StoreUnavailable, match="no reply within"):
+        count_pending_migrations(suspending)

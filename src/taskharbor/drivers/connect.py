@@ -167,12 +167,12 @@ def _postgres_schema(url: str) -> tuple[Schema, tuple[Migration, ...]]:
 
 
 def postgres_address(url: str) -> ServerAddress:
-    """Return the server and schema that the URL of a PostgreSQL store refers to."""
+    """Return the server and schema that the URL of a PostgreSQL store refers to. It limits the wait for replies."""
     _require_psycopg()
     from taskharbor.drivers.postgres.server import ServerAddress  # noqa: PLC0415  as above
 
     libpq_url, own = _split_parameters(url)
-    return ServerAddress(url=libpq_url, schema=own.get("schema", "public"), is_pooled="pooler" in own)
+    return ServerAddress(url=libpq_url, schema=own.get("schema", "public"), is_pooled="pooler" in own, is_timed=True)
 
 
 def _require_psycopg() -> None:

@@ -137,8 +137,7 @@ class PostgresDriver:
 
     def migrate(self) -> list[str]:
         """Apply the pending migrations, as ``taskharbor migrate up`` does, and return the names of those applied."""
-        address = replace(self._connections.address, is_timed=False)
-        applied = migrate.migrate_up(PostgresSchema(address), MIGRATIONS)
+        applied = migrate.migrate_up(PostgresSchema(self._connections.address), MIGRATIONS)
         self._connections.check_schema_again()
         return [migration.name for migration in applied]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -40,15 +41,15 @@ class PostgresSchema:
         self._address = address
 
     def version(self) -> int:
-        with self._connection() as db, db.transaction():
-            if self._address.is_timed:
-                # The server must give up, too: behind a locked table, each try would leave a connection that waits.
-                limits = self._address.settings
-                db.execute(_LIMIT_TIME, [limits["lock_timeout"], limits["statement_timeout"]])
+        with self._connection(self._address) as db, db.transaction():
+            # The server must give up, too: behind a locked table, each try would leave a connection that waits.
+            limits = self._address.settings
+            db.execute(_LIMIT_TIME, [limits["lock_timeout"], limits["statement_timeout"]])
             return version(db, self._address.schema)
 
     def apply(self, migration: Migration) -> bool:
-        with self._connection() as db, db.transaction():
+        # A migration may take hours, or wait as long for another process that migrates.
+        with self._connection(replace(self._address, is_timed=False)) as db, db.transaction():
             db.execute(_script_start(self._address.schema).encode())
             if version(db, self._address.schema) != migration.number - 1:
                 return False
@@ -69,14 +70,14 @@ class PostgresSchema:
         return f"{start}{check}{_make_schema(schema)}\n{_with_record(migration)}\nCOMMIT;\n"
 
     @contextmanager
-    def _connection(self) -> Iterator[psycopg.Connection]:
+    def _connection(self, address: ServerAddress) -> Iterator[psycopg.Connection]:
         try:
-            with self._address.connect(with_settings=False) as db:
+            with address.connect(with_settings=False) as db:
                 # At a higher level, migrations that others committed during the wait for the lock would not be visible.
                 db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 yield db
         except psycopg.Error as error:
-            raise translate_error(error, self._address.place) from error
+            raise translate_error(error, address.place) from error
 
 
 def version(db: psycopg.Connection, schema: str) -> int:

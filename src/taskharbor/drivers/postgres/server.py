@@ -151,8 +151,8 @@ class ServerAddress:
     If the URL has no password, *password* is called for each new connection, because tokens of
     cloud services expire. With *is_pooled*, connections go through a pooler in transaction mode,
     which keeps neither settings nor prepared statements between transactions. With *is_timed*,
-    the wait for a reply ends some time after the deadline, in case the network drops packets.
-    Migrations have no such limit.
+    the wait for a reply ends some time after the deadline, in case the network drops packets or the
+    server is suspended. Migrations have no such limit.
     """
 
     url: str
