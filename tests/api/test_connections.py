@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -23,11 +24,16 @@ if TYPE_CHECKING:
 GET: Final = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF: Final = b"GET /quick HTTP/1.1\r\nHost: loc"
 HALF_BODY: Final = b"POST /reads HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc"
+CHUNKED: Final = b"GET /quick HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+BAD_CHUNK: Final = b"ZZ\r\n"
 SHORT_SECONDS: Final = 0.5
 
 
 class App:
-    """An app that responds immediately; /slow waits for an event, /reads for the body, /large sends 50 MB."""
+    """An app that responds immediately; /slow waits for an event, /reads for the body, /large sends 50 MB.
+
+    /endless begins a response, and ends it only when the client is gone.
+    """
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
@@ -43,6 +49,11 @@ class App:
                 pass
         elif scope["path"] == "/large":
             body = bytes(50_000_000)
+        if scope["path"] == "/endless":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
         length = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": "http.response.body", "body": body})
@@ -196,6 +207,34 @@ def test_a_body_that_does_not_end_is_closed() -> None:
             assert await client.answer() == b""
 
     run(check())
+
+
+def test_a_malformed_body_is_refused_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with serving() as rig:
+            client = await rig.connect(CHUNKED + BAD_CHUNK)
+
+            assert await client.answer() == b"HTTP/1.1 400 Bad Request"
+            assert await client.closed()
+
+    run(check())
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("path", [b"/quick", b"/endless"])
+def test_a_malformed_body_after_the_response_has_begun_is_no_error(
+    path: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with serving() as rig:
+            client = await rig.connect(CHUNKED.replace(b"/quick", path))
+            assert await client.answer() == b"HTTP/1.1 200 OK"
+
+            client.send(BAD_CHUNK)
+            assert await client.closed()
+
+    run(check())
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.usefixtures("_quick")

@@ -19,6 +19,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     import asyncio
 
+    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
+
 _LOG: Final = logging.getLogger("taskharbor.api")
 
 HEADER_SECONDS: Final = 10.0
@@ -128,6 +130,20 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._follow()
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject a request whose body is malformed, or what follows it. Its own response, if any, ends here.
+
+        Uvicorn's version fails if that response has begun, and makes it fail if it begins later.
+        """
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
