@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -498,6 +500,47 @@ def test_a_prepared_transaction_is_named(url: str, monkeypatch: pytest.MonkeyPat
         execute(url, "ROLLBACK PREPARED 'forgotten'")
 
     assert problems(url, "vacuum") == []
+
+
+@pytest.mark.parametrize("slot", [{}, {"primary_slot_name": "one"}])
+def test_a_query_on_a_standby_that_holds_back_vacuum_is_reported(
+    slot: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_tables, "OLD_SNAPSHOT", 10)
+    with PostgresServer.start(tmp_path / "primary") as primary:
+        migrate.migrate_up(schema_at(primary.url), MIGRATIONS)
+        execute(primary.url, *(f"SELECT pg_create_physical_replication_slot('{name}')" for name in slot.values()))
+        with standby(primary, tmp_path, **slot) as copy:
+            with psycopg.connect(copy.url) as other:
+                other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                other.execute("SELECT FROM th_jobs")
+                execute(primary.url, *["SELECT pg_current_xact_id()"] * 20)
+                wait_until(lambda: problems(primary.url, "vacuum") != [])
+
+                [found] = problems(primary.url, "vacuum")
+                name = slot.get("primary_slot_name", "walreceiver")
+                assert found.text.startswith(f"a query on the standby {name!r} has kept vacuum back for ")
+                assert found.remedy.startswith("end it there")
+
+            wait_until(lambda: problems(primary.url, "vacuum") == [])
+
+
+@contextmanager
+def standby(primary: PostgresServer, folder: Path, **settings: str) -> Iterator[PostgresServer]:
+    """Start a standby of the server in the subfolder ``primary`` that reports its snapshots every second."""
+    with psycopg.connect(primary.url, autocommit=True) as db:
+        db.execute("SELECT pg_backup_start('standby', true)")
+        subprocess.run(["cp", "--archive", folder / "primary", folder / "standby"], check=True)
+        [label] = db.execute("SELECT labelfile FROM pg_backup_stop()").fetchone() or [""]
+    [data] = (each.parent for each in (folder / "standby").rglob("pg_hba.conf"))
+    (data / "backup_label").write_text(label)
+    (data / "standby.signal").touch()
+    (data / "postmaster.pid").unlink()
+    port = urlsplit(primary.url).port
+    feedback = {"hot_standby_feedback": "on", "wal_receiver_status_interval": "1s", "max_standby_streaming_delay": "-1"}
+    source = {"primary_conninfo": f"host=127.0.0.1 port={port} user=postgres"}
+    with PostgresServer.start(folder / "standby", settings={**feedback, **source, **settings}) as copy:
+        yield copy
 
 
 def test_a_table_with_many_dead_rows_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ LONG_LOCK: Final = timedelta(seconds=30)
 HIDDEN_LOCK: Final = timedelta(seconds=1)
 """How long a transaction is watched that has locks, if this user may not see since when it is open."""
 OLD_SNAPSHOT: Final = 100_000
-"""From how many transactions on a snapshot is old, if this user may not see since when it is held."""
+"""From how many transactions on a snapshot is old, if this user or this server cannot see since when it is held."""
 MAX_DEAD_ROWS: Final = 50_000
 """Dead rows of a table are a problem from this number on, if there are also many for each live one."""
 MAX_DEAD_RATIO: Final = 5
@@ -144,6 +144,12 @@ def _vacuum(db: psycopg.Connection) -> Iterator[Problem]:
             Level.WARN,
             f"a session of {whose} has kept vacuum back for {age:,} transactions; since when, this user may not see",
             f"end it: SELECT pg_terminate_backend({pid}); {_see_more(db)}",
+        )
+    for name, age in fetch(db, _STANDBYS, OLD_SNAPSHOT, OLD_SNAPSHOT):
+        yield (
+            Level.WARN,
+            f"a query on the standby {name!r} has kept vacuum back for {age:,} transactions",
+            "end it there (pg_stat_activity of the standby), or set hot_standby_feedback to off there",
         )
     for name, age in fetch(db, _PREPARED, OLD_TRANSACTION):
         text = f"the prepared transaction {name!r} is {duration_text(age.total_seconds())} old and holds back vacuum"
@@ -264,6 +270,18 @@ _HIDDEN_SNAPSHOTS: Final = b"""
        AND datname = current_database()
        AND age(backend_xmin) > %s
      ORDER BY 4 DESC
+     LIMIT 5
+"""
+# With hot_standby_feedback, a standby reports the oldest snapshot of its queries: by its connection, or by its slot.
+_STANDBYS: Final = b"""
+    SELECT coalesce(nullif(application_name, ''), host(client_addr), pid::text), age(backend_xmin)
+      FROM pg_stat_replication
+     WHERE age(backend_xmin) > %s
+     UNION ALL
+    SELECT slot_name::text, age(xmin)
+      FROM pg_replication_slots
+     WHERE active AND age(xmin) > %s
+     ORDER BY 2 DESC
      LIMIT 5
 """
 _PREPARED: Final = b"""
