@@ -9,7 +9,9 @@ import signal
 import socket
 from contextlib import closing
 from datetime import timedelta
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
+from urllib.request import urlopen
 
 import pytest
 
@@ -18,6 +20,7 @@ from taskharbor.cli.main import ExitCode
 from taskharbor.cli.supervisor import _reaped
 from taskharbor.core.model import AttemptOutcome
 from taskharbor.drivers.connect import connect
+from taskharbor.testing.postgres import _free_port
 from tests.support.cli_processes import LIMIT_SECONDS, started, taskharbor
 from tests.support.postgres import database
 from tests.support.waiting import is_running, wait_until
@@ -186,6 +189,28 @@ def test_on_sighup_new_code_is_loaded_and_running_jobs_finish(tmp_path: Path) ->
         wait_until(lambda: driver.inspector.get([job_id])[job_id].status is Status.SUCCEEDED)
         assert driver.inspector.attempts([job_id]) == []
         end(supervisor)
+
+
+def test_a_restarted_process_answers_probes_on_the_port_of_the_old_one(url: str, tmp_path: Path) -> None:
+    port = _free_port()
+    arguments = ("--processes", "1", "--health-host", "127.0.0.1", "--health-port", str(port - 1))
+    with started(tmp_path, "worker", "shop.py", "--url", url, *arguments, app=APP) as supervisor:
+        [old] = pids_of(supervisor)
+
+        supervisor.send_signal(signal.SIGHUP)
+        wait_until(lambda: not is_running(old))
+
+        wait_until(lambda: is_ready_at(port))
+        end(supervisor)
+    assert "the process before has ended" in supervisor.log()
+
+
+def is_ready_at(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=LIMIT_SECONDS) as response:
+            return bool(response.status == HTTPStatus.OK)
+    except OSError:  # the port is free, or the process is not ready yet
+        return False
 
 
 def test_a_restart_under_load_loses_and_releases_no_running_attempt(url: str, driver: Driver, tmp_path: Path) -> None:

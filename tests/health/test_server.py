@@ -236,6 +236,35 @@ def test_a_closed_server_frees_its_port() -> None:
         assert ask(again, "/livez")[0] == 200
 
 
+def test_a_server_that_waits_takes_a_port_when_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "BEAT_SECONDS", 0.01)
+    health = FixedHealth()
+    with ExitStack() as opened:
+        with serving() as first:
+            port = urlsplit(first.url).port or 0
+            second = opened.enter_context(closing(HealthServer(health, host=HOST, port=port, waits=True)))
+            wait_until(lambda: health.beats > 1)
+            assert second.url == ""
+
+        wait_until(lambda: second.url != "")
+        assert ask(second, "/livez")[0] == 200
+        assert urlsplit(second.url).port == port
+
+
+def test_a_server_that_waits_refuses_an_address_that_is_none_of_this_machine() -> None:
+    with pytest.raises(AddressUnavailable, match="choose another"):
+        HealthServer(FixedHealth(), host="192.0.2.1", port=1, waits=True)
+
+
+def test_a_server_that_has_no_port_yet_can_be_closed() -> None:
+    with serving() as first:
+        port = urlsplit(first.url).port or 0
+        second = HealthServer(FixedHealth(), host=HOST, port=port, waits=True)
+        second.close()
+
+        assert ask(first, "/livez")[0] == 200
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_an_ipv6_address_is_served() -> None:
     with closing(HealthServer(FixedHealth(), host="::", port=0)) as server:

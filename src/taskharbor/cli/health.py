@@ -37,10 +37,11 @@ class HealthOptions:
     stuck_after: timedelta
 
     @contextmanager
-    def serve(self, service: str, harbor: Harbor) -> Iterator[Probes]:
+    def serve(self, service: str, harbor: Harbor, *, is_successor: bool = False) -> Iterator[Probes]:
         """Answer probes inside the block, and yield what judges the service.
 
-        If prometheus_client is installed, the hooks of *harbor* count from now on, and ``/metrics`` is answered.
+        If prometheus_client is installed, the hooks of *harbor* count from now on, and ``/metrics`` is answered. With
+        *is_successor*, an older process may still have the port: it answers there until it has ended.
         """
         from taskharbor.health import ServiceHealth
 
@@ -57,8 +58,10 @@ class HealthOptions:
             hook = _counting_hook(harbor, health)
             hook.note_store(is_available=False)  # it may have to be waited for
             metrics, paths = partial(render, hook.registry), f"{paths}, /metrics"
-        with closing(HealthServer(health, host=self.host, port=self.port, metrics=metrics)) as server:
-            logging.getLogger(f"taskharbor.{service}").info("probes on %s: %s", server.url, paths)
+        started = HealthServer(health, host=self.host, port=self.port, metrics=metrics, waits=is_successor)
+        with closing(started) as server:
+            place = server.url or f"port {self.port}, when the process before has ended"
+            logging.getLogger(f"taskharbor.{service}").info("probes on %s: %s", place, paths)
             yield Probes(health, hook)
 
 

@@ -185,6 +185,8 @@ class Supervisor:
         with ExitStack() as opened, theirs:
             opened.enter_context(ours)
             command = [*self.command(slot.number), "--supervisor-fd", str(theirs.fileno())]
+            if slot.current is not None or self._retired:
+                command.append("--is-successor")  # the old process has the health port until it ends
             # In a process group of its own: Ctrl-C must reach only the supervisor, which forwards it once.
             started = subprocess.Popen(  # noqa: S603  the command of this process
                 command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import selectors
@@ -41,15 +42,19 @@ HEAD_END: Final = b"\r\n\r\n"
 class HealthServer:
     """Serves ``/livez``, ``/readyz`` and, if *metrics* is given, ``/metrics``, until it is closed.
 
-    With *port* 0 the system chooses the port. Raises `AddressUnavailable` if the address cannot be used.
+    With *port* 0 the system chooses the port. Raises `AddressUnavailable` if the address cannot be used. If *waits*, a
+    port that another process uses is no error: it is tried again every second.
     """
 
-    def __init__(self, health: ServiceHealth, *, host: str, port: int, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, health: ServiceHealth, *, host: str, port: int, metrics: Metrics | None = None, waits: bool = False
+    ) -> None:
         self._health = health
         self._metrics = metrics
         self._metrics_lock = threading.Lock()
         self._failures = FailureLog(_LOG)
-        self._listener = _listen(host, port)
+        self._address = host, port
+        self._listener = _listen_if_free(host, port) if waits else _listen(host, port)
         self._woken, self._waker = socket.socketpair()
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._incomplete: dict[socket.socket, None] = {}  # connections whose request is awaited, oldest first
@@ -60,6 +65,9 @@ class HealthServer:
 
     @property
     def url(self) -> str:
+        """Where probes are answered; empty if the port is still that of another process."""
+        if self._listener is None:
+            return ""
         address, port, *_ = self._listener.getsockname()
         return f"http://{f'[{address}]' if ':' in address else address}:{port}"
 
@@ -69,23 +77,39 @@ class HealthServer:
         self._waker.send(b"\0")
         self._thread.join(JOIN_SECONDS)
         for each in (self._listener, self._woken, self._waker):
-            each.close()
+            if each is not None:
+                each.close()
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
+            if self._listener is not None:
+                selector.register(self._listener, selectors.EVENT_READ)
             beat_at = 0.0
             while not self._is_closed:
                 if time.monotonic() >= beat_at:
                     self._health.beat()
                     beat_at = time.monotonic() + BEAT_SECONDS
-                if selector.select(max(0.0, beat_at - time.monotonic())) and not self._is_closed:
-                    self._accept()
+                    self._take_port(selector)
+                is_woken = selector.select(max(0.0, beat_at - time.monotonic()))
+                if is_woken and self._listener is not None and not self._is_closed:
+                    self._accept(self._listener)
 
-    def _accept(self) -> None:
+    def _take_port(self, selector: selectors.BaseSelector) -> None:
+        """Listen as soon as the other process does not."""
+        if self._listener is not None:
+            return
         try:
-            connection, _ = self._listener.accept()
+            self._listener = _listen_if_free(*self._address)
+        except AddressUnavailable as error:
+            self._failures.unexpected("listening for probes", error)
+        if self._listener is not None:
+            selector.register(self._listener, selectors.EVENT_READ)
+            _LOG.info("probes on %s: the other process has ended", self.url)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
         except BlockingIOError:  # the client is gone again
             return
         except OSError as error:  # no file descriptor is free, so the client stays in the backlog
@@ -182,6 +206,16 @@ def _listen(host: str, port: int) -> socket.socket:
         raise AddressUnavailable(host, port, str(error), "--health-host or --health-port") from error
     listener.setblocking(False)  # noqa: FBT003  the standard library's signature
     return listener
+
+
+def _listen_if_free(host: str, port: int) -> socket.socket | None:
+    """Return a listening socket; None if another process listens there."""
+    try:
+        return _listen(host, port)
+    except AddressUnavailable as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
+            return None
+        raise
 
 
 def _read_head(connection: socket.socket, deadline: float) -> bytes:

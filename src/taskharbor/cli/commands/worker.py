@@ -140,6 +140,7 @@ CONCURRENCY: Final = 16
     help="Log the job that blocks the event loop, or holds the GIL, for so long, and its stack.",
 )
 @click.option("--supervisor-fd", type=int, hidden=True)
+@click.option("--is-successor", is_flag=True, hidden=True)
 @click.option(
     "--capture-logs",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
@@ -165,6 +166,7 @@ def worker(
     processes: int | None,
     start_timeout: timedelta,
     supervisor_fd: int | None,
+    is_successor: bool,
     **options: Any,
 ) -> None:
     """Run jobs until a signal.
@@ -206,7 +208,7 @@ def worker(
     pollers = max(8, 4 * len(options["queues"] or ()))  # the receivers of each queue; tasks may name more queues
     with (
         loaded.harbor or Harbor() as harbor,
-        health.serve("worker", harbor) as probes,
+        health.serve("worker", harbor, is_successor=is_successor) as probes,
         sqs_transport(pollers=pollers) if sqs else nullcontext() as transport,
     ):
         if url is not None:
