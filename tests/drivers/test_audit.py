@@ -41,6 +41,7 @@ NIGHTLY: Final = Schedule(
 RUN: Final = "INSERT INTO th_schedule_runs (schedule, fire_time, job_id, at)"
 PAUSE: Final = "INSERT INTO th_queues (name, paused_at, paused_by)"
 ATTEMPT: Final = "INSERT INTO th_attempts (job_id, token, life, attempt, ended_at, event, status, outcome)"
+SECOND_DEATH: Final = f"{ATTEMPT} SELECT id, id, 1, 1, created_at, 'fail', 'DEAD', '' FROM th_jobs WHERE id = {{id}}"
 EVENT: Final = """
     INSERT INTO th_outbox (job_id, life, type, queue, attempt_count, max_attempts, error, dead_at, next_at)
     SELECT id, life, type, queue, 1, 1, 'boom', created_at, created_at FROM th_jobs WHERE id = {id}"""
@@ -170,15 +171,44 @@ def test_a_key_of_another_job_is_not_held(store: Store) -> None:
     assert store.details() == {(NOT_HELD, job_id), (NOT_ITS_OWN, other)}
 
 
-def test_an_event_of_an_earlier_life_is_not_that_of_this_one(store: Store) -> None:
+@pytest.mark.parametrize("life", [1, 2])
+def test_an_event_of_another_life_is_not_that_of_this_one(store: Store, life: int) -> None:
     job_id = store.subject.bring(Status.DEAD)
     store.subject.requeue(job_id)
     store.subject.settle(store.subject.take(), Outcome.fail("boom"))
     assert store.found() == set()
 
-    store.corrupt("DELETE FROM th_outbox WHERE job_id = {id} AND life = 2", job_id)
+    store.corrupt(f"DELETE FROM th_outbox WHERE job_id = {{id}} AND life = {life}", job_id)
 
     assert store.found() == {(11, job_id)}
+
+
+def test_an_end_of_the_current_life_is_reported_once(store: Store) -> None:
+    job_id = store.subject.bring(Status.DEAD)
+
+    store.corrupt(SECOND_DEATH, job_id)
+    store.corrupt("DELETE FROM th_outbox WHERE job_id = {id}", job_id)
+
+    found = {("its life has a final event too many", job_id), ("it is DEAD without a dead-letter event", job_id)}
+    assert store.details() == found
+
+
+@pytest.mark.parametrize(
+    ("invariant", "corruption"),
+    [
+        (8, SECOND_DEATH),
+        (11, "DELETE FROM th_outbox WHERE job_id = {id}"),
+    ],
+)
+def test_an_end_of_an_earlier_life_is_checked_too(store: Store, invariant: int, corruption: str) -> None:
+    job_id = store.subject.bring(Status.FAILED)
+    store.subject.settle(store.subject.take(), Outcome.fail("boom"))
+    store.subject.requeue(job_id)
+    assert store.found() == set()
+
+    store.corrupt(corruption, job_id)
+
+    assert store.found() == {(invariant, job_id)}
 
 
 def test_a_running_job_that_was_retried_is_no_violation(store: Store) -> None:

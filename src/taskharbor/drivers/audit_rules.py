@@ -98,6 +98,20 @@ RULES: Final[Mapping[AuditPart, tuple[AuditRule, ...]]] = MappingProxyType({
                   f"(item.event, item.status) NOT IN (VALUES {_KNOWN_MOVES})"),
         AuditRule(7, "an attempt is recorded for a life that it has not reached",
                   "item.life > (SELECT max(job.life) FROM th_jobs AS job WHERE job.id = item.id)"),
+        AuditRule(8, "an earlier life has a final event too many",
+                  """item.status IN ('DEAD', 'CANCELED')
+                     AND item.life < (SELECT max(job.life) FROM th_jobs AS job WHERE job.id = item.id)
+                     AND (SELECT count(*)
+                            FROM th_attempts AS past
+                           WHERE past.job_id = item.id
+                             AND past.life = item.life
+                             AND past.status IN ('DEAD', 'CANCELED')) > 1"""),
+        AuditRule(11, "an earlier life ended in DEAD without a dead-letter event",
+                  """item.status = 'DEAD'
+                     AND item.life < (SELECT max(job.life) FROM th_jobs AS job WHERE job.id = item.id)
+                     AND (SELECT count(*)
+                            FROM th_outbox AS event
+                           WHERE event.job_id = item.id AND event.life = item.life) = 0"""),
     ),
     AuditPart.EVENTS: (
         AuditRule(1, "it has a dead-letter event, but there is no such job",
