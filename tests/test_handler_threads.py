@@ -177,11 +177,14 @@ def test_a_copy_of_the_process_that_an_item_forks_runs_no_items() -> None:
         if copy := os.fork():
             copies.put(copy)
 
+    def write() -> None:
+        os.write(writable, b"x")
+
     with closing(HandlerThreads(max_threads=1)) as pool:
         may_begin = threading.Event()
         pool.run(partial(_wait_for, may_begin), idle)
         pool.run(fork, idle)
-        pool.run(lambda: os.write(writable, b"x"), idle)
+        pool.run(write, idle)
         may_begin.set()
         copy = copies.get(timeout=LIMIT_SECONDS)
         wait_until(lambda: os.waitpid(copy, os.WNOHANG) == (copy, 0))
