@@ -324,6 +324,18 @@ def test_an_unknown_level_in_the_environment_is_refused(
     assert "'loud': TASKHARBOR_LOG_LEVEL must be one of debug, info, warning, error" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("configured", "expected"), [(logging.NOTSET, logging.INFO), (logging.DEBUG, logging.DEBUG)])
+def test_debug_of_the_aws_sdk_is_logged_only_if_the_app_configures_it(
+    configured: int, expected: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(configured, "botocore")  # and afterwards both levels are what they were
+    caplog.set_level(logging.NOTSET, "taskharbor")
+
+    log_to_stderr(as_json=False, level="debug")
+
+    assert logging.getLogger("botocore").level == expected
+
+
 @pytest.mark.parametrize("name", ["botocore", "django.tasks"])
 @pytest.mark.parametrize(("configured", "expected"), [(logging.NOTSET, logging.WARNING), (logging.INFO, logging.INFO)])
 def test_info_of_repetitive_loggers_is_logged_only_if_the_app_configures_it(

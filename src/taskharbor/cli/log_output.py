@@ -20,6 +20,8 @@ LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _SHORT_ID_CHARS: Final = 12
 _REPETITIVE: Final = ("botocore", "django.tasks")
 """Loggers whose INFO lines repeat where the AWS SDK found its credentials, and what a worker logs of each attempt."""
+_AWS: Final = "botocore"
+"""The logger of the AWS SDK. Its DEBUG lines have requests and responses: session tokens, and with STS secret keys."""
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"at", "level", "logger", "message", "asctime"}
 """The attributes of every record. All others were added to it, and belong into a line of JSON."""
 
@@ -40,6 +42,8 @@ def log_to_stderr(*, as_json: bool, level: str | None, capture_level: str | None
     for logger in map(logging.getLogger, _REPETITIVE):
         if logger.level == logging.NOTSET and lowest > logging.DEBUG:
             logger.setLevel(max(lowest, logging.WARNING))
+    if (aws := logging.getLogger(_AWS)).level == logging.NOTSET:
+        aws.setLevel(logging.INFO)
     if level is not None:
         logging.getLogger("taskharbor").setLevel(level.upper())
 
