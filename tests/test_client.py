@@ -33,6 +33,7 @@ from taskharbor.core.results import JobFilter
 from taskharbor.crypto import AesGcmCodec
 from taskharbor.drivers.sqlite import SqliteDriver
 from taskharbor.testing.clock import ManualClock
+from tests.support.waiting import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -431,6 +432,26 @@ def test_a_custom_codec_writes_and_reads_the_payload() -> None:
 
     assert job.payload.endswith(b'}"adA":"eman"{')
     assert replace(job, codec=codec).data == {"name": "Ada"}
+
+
+class ForgetfulCodec(JsonCodec):
+    """A codec that returns no bytes for some values."""
+
+    def encode(self, value: object, *, context: bytes) -> Any:
+        return None if value == "forgotten" else super().encode(value, context=context)
+
+
+def test_a_codec_that_returns_no_bytes_fails_only_its_own_call(tmp_path: Path) -> None:
+    async def enqueue_two() -> Enqueued:
+        with pytest.raises(InvalidRequest, match="its codec returned a NoneType, not bytes"):
+            await asyncio.wait_for(client.aenqueue(JobRequest(type="t", payload="forgotten")), LIMIT_SECONDS)
+        return await asyncio.wait_for(client.aenqueue(JobRequest(type="t")), LIMIT_SECONDS)
+
+    with closing(SqliteDriver(tmp_path / "jobs.db")) as driver:
+        client = Client(driver, codec=ForgetfulCodec())
+        stored = asyncio.run(enqueue_two())
+
+        assert [*driver.inspector.get([stored.id])] == [stored.id]
 
 
 class SealedCodec(JsonCodec):

@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from taskharbor.core.codec import CODEC_SETTING, JsonCodec, check_codec, codec_name
+from taskharbor.core.codec import CODEC_SETTING, JsonCodec, check_codec, codec_name, encode_with
 from taskharbor.core.durations import ZERO, as_timedelta
 from taskharbor.core.errors import (
     EnqueueRefused,
@@ -221,7 +221,7 @@ class Client:
 
     def _encode_payload(self, payload: object, job_id: JobId, job_type: str) -> bytes:
         try:
-            return self._codec.encode(payload, context=payload_context(job_id, job_type))
+            return encode_with(self._codec, payload, context=payload_context(job_id, job_type))
         except PayloadNotEncodable as error:
             raise InvalidRequest([_payload_problem(error)]) from error
 

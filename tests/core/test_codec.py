@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskharbor.core import codec as module
-from taskharbor.core.codec import MAX_BYTES, JsonCodec, check_codec, codec_name
+from taskharbor.core.codec import MAX_BYTES, JsonCodec, check_codec, codec_name, encode_with
 from taskharbor.core.errors import CodecMismatch, PayloadNotDecodable, PayloadNotEncodable, PayloadTooLarge, UsageError
 from taskharbor.core.tagged_json import MAX_DEPTH
 from taskharbor.core.text import is_storable
@@ -617,3 +617,14 @@ def test_a_codec_other_than_the_recorded_one_is_refused_with_both_names() -> Non
 
 def test_the_examples_in_the_documentation_hold() -> None:
     assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_whatever_kind_of_bytes_a_codec_returns_is_stored_as_bytes(kind: Any) -> None:
+    class Other(JsonCodec):
+        def encode(self, value: object, *, context: bytes) -> Any:
+            return kind(super().encode(value, context=context))
+
+    data = encode_with(Other(), 7, context=b"")
+
+    assert (type(data), data) == (bytes, b"7")

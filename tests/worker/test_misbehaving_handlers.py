@@ -136,10 +136,10 @@ def test_a_codec_that_breaks_on_a_result_fails_that_job_only(driver: Driver) -> 
     class Picky:
         name = "json"  # what the jobs here are enqueued with
 
-        def encode(self, value: object, *, context: bytes) -> bytes:  # noqa: ARG002  a codec's signature
+        def encode(self, value: object, *, context: bytes) -> Any:  # noqa: ARG002  a codec's signature
             if value == "bad":
                 raise RuntimeError("refused by a test")
-            return b"fine"
+            return "text" if value == "odd" else b"fine"
 
         def decode(self, data: bytes, *, context: bytes) -> Any:  # noqa: ARG002  as above
             return data
@@ -147,10 +147,12 @@ def test_a_codec_that_breaks_on_a_result_fails_that_job_only(driver: Driver) -> 
         def digest(self, value: object) -> bytes:
             return repr(value).encode()
 
-    with running_worker(driver, {"bad": lambda _job: "bad", "good": _good}, concurrency=1, codec=Picky()):
-        bad, good = enqueue(driver, "bad"), enqueue(driver, "good")
+    handlers = {"bad": lambda _job: "bad", "odd": lambda _job: "odd", "good": _good}
+    with running_worker(driver, handlers, concurrency=1, codec=Picky()):
+        bad, odd, good = enqueue(driver, "bad"), enqueue(driver, "odd"), enqueue(driver, "good")
 
         assert ended(driver, bad).dead_reason == "its result cannot be stored: RuntimeError"
+        assert ended(driver, odd).dead_reason == "its result cannot be stored: $: its codec returned a str, not bytes"
         assert ended(driver, good).result == b"fine"
 
 

@@ -163,6 +163,19 @@ class JsonCodec:
             raise _refusal(error) from None
 
 
+def encode_with(codec: Codec, value: object, *, context: bytes) -> bytes:
+    """Return the bytes that *codec* writes for *value*. Raise `PayloadNotEncodable` if it returns something else.
+
+    A store could not keep it, and a group commit would fail for all callers.
+    """
+    data: object = codec.encode(value, context=context)
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    if not isinstance(data, bytes):
+        raise PayloadNotEncodable("$", f"its codec returned a {type(data).__name__}, not bytes")
+    return data
+
+
 def codec_name(codec: Codec) -> str:
     """Return the name under which a store records *codec*.
 

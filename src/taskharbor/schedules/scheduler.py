@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskharbor.cancellation import cancel_jobs
 from taskharbor.client import Client, agree_on_codec
-from taskharbor.core.codec import JsonCodec
+from taskharbor.core.codec import JsonCodec, encode_with
 from taskharbor.core.durations import as_timedelta
 from taskharbor.core.errors import InvalidRequest, Problem, ScheduleNotFound, StoreUnavailable, UsageError
 from taskharbor.core.hooks import JobsEnqueued
@@ -210,7 +210,7 @@ class Scheduler:
             id=job_id,
             type=spec.type,
             queue=spec.queue,
-            payload=self._codec.encode(payload, context=payload_context(job_id, spec.type)),
+            payload=encode_with(self._codec, payload, context=payload_context(job_id, spec.type)),
             created_at=now,
             max_attempts=spec.max_attempts or self._max_attempts,
             scheduled_for=jittered(spec.name, fire, as_timedelta(spec.jitter, "jitter")),
@@ -227,7 +227,7 @@ class Scheduler:
             timezone=spec.timezone,
             type=spec.type,
             queue=spec.queue,
-            payload=self._codec.encode(spec.payload, context=schedule_context(spec.name, spec.type)),
+            payload=encode_with(self._codec, spec.payload, context=schedule_context(spec.name, spec.type)),
             options=complete.options(),
             next_at=next(spec.times().after(now), None),
             declared_at=declared_at,

@@ -7,6 +7,7 @@ from datetime import timedelta
 from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
+from taskharbor.core.codec import encode_with
 from taskharbor.core.errors import Problem, StoreUnavailable, TaskHarborError, UsageError
 from taskharbor.core.model import Progress, result_context
 from taskharbor.core.outcome import Outcome
@@ -190,7 +191,9 @@ class Context:
     def _settlement(self, result: object) -> Settlement:
         lease = self._execution.claim.lease
         packed = result if self._pack is None else self._pack(result)
-        data = None if packed is None else self._services.codec.encode(packed, context=result_context(lease.job_id))
+        data = (
+            None if packed is None else encode_with(self._services.codec, packed, context=result_context(lease.job_id))
+        )
         return Settlement(lease, Outcome.ack(data))
 
     def _completed(self, answers: list[Settled | TaskHarborError]) -> None:

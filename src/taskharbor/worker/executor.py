@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from taskharbor.core.codec import encode_with
 from taskharbor.core.errors import JobTimedOut, PayloadNotEncodable
 from taskharbor.core.failure import user_frames
 from taskharbor.core.hooks import JobsStarted
@@ -340,7 +341,7 @@ class Executor:
 
     def _acked(self, job: Job, result: object) -> Outcome:
         try:
-            data = None if result is None else self._services.codec.encode(result, context=result_context(job.id))
+            data = None if result is None else encode_with(self._services.codec, result, context=result_context(job.id))
         except PayloadNotEncodable as error:
             return Outcome.fail(f"its result cannot be stored: {error}")
         except BaseException as error:  # noqa: BLE001  user code in the codec or the result: the attempt needs an outcome
