@@ -166,6 +166,18 @@ def test_outages_are_counted_from_zero(metrics: PrometheusHook, service: str) ->
     assert metrics.registry.get_sample_value("taskharbor_outages_total", {"service": service}) == 0
 
 
+@pytest.mark.parametrize(
+    ("event", "other"), [(hooks.JobsResent, "dispatched_total"), (hooks.JobsDispatched, "resent_total")]
+)
+def test_messages_sent_and_sent_again_are_counted_from_zero(
+    metrics: PrometheusHook, event: type[hooks.JobsResent | hooks.JobsDispatched], other: str
+) -> None:
+    """An alert divides one by the other, and finds nothing if one of them is missing."""
+    metrics(event(queue="mail", count=2))
+
+    assert metrics.registry.get_sample_value(f"taskharbor_{other}", {"queue": "mail"}) == 0
+
+
 def test_a_value_is_counted_in_the_buckets_from_its_bound_on(metrics: PrometheusHook) -> None:
     seconds = [0.05, 0.050001, 0.0, 4_000.0, 0.001]
     random.Random(1).shuffle(seconds)

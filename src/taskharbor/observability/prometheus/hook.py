@@ -91,8 +91,8 @@ class PrometheusHook:
             hooks.LeasesExpired: lambda event: self._leases_expired.inc(len(event.job_ids)),
             hooks.JobCanceled: self._canceled,
             hooks.JobDead: lambda event: self._finish(event.queue, Status.DEAD, 1),
-            hooks.JobsDispatched: lambda event: self._count(self._dispatched, event),
-            hooks.JobsResent: lambda event: self._count(self._resent, event),
+            hooks.JobsDispatched: lambda event: self._sent(self._dispatched, event),
+            hooks.JobsResent: lambda event: self._sent(self._resent, event),
             hooks.MessagesReceived: lambda event: self._count(self._messages_received, event),
             hooks.MessagesDeclined: lambda event: self._count(self._messages_declined, event),
             hooks.MessagesDeleted: lambda event: self._count(self._messages_deleted, event),
@@ -179,6 +179,12 @@ class PrometheusHook:
 
     def _count(self, counter: Counter, event: Any) -> None:
         counter.labels(self._labels.queue(event.queue)).inc(event.count)
+
+    def _sent(self, counter: Counter, event: Any) -> None:
+        queue = self._labels.queue(event.queue)
+        for each in (self._dispatched, self._resent):
+            each.labels(queue)  # both from zero: an alert divides one by the other
+        counter.labels(queue).inc(event.count)
 
     def _enqueued(self, event: hooks.JobsEnqueued) -> None:
         accepted = zip(event.jobs, event.results, strict=True)
