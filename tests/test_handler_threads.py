@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from contextlib import closing
 from functools import partial
@@ -177,19 +178,26 @@ def test_a_copy_of_the_process_that_an_item_forks_runs_no_items() -> None:
         if copy := os.fork():
             copies.put(copy)
 
-    def write() -> None:
+    def note() -> None:
         os.write(writable, b"x")
 
     with closing(HandlerThreads(max_threads=1)) as pool:
         may_begin = threading.Event()
         pool.run(partial(_wait_for, may_begin), idle)
         pool.run(fork, idle)
-        pool.run(write, idle)
+        pool.run(note, idle)
         may_begin.set()
         copy = copies.get(timeout=LIMIT_SECONDS)
-        wait_until(lambda: os.waitpid(copy, os.WNOHANG) == (copy, 0))
+        try:
+            wait_until(
+                lambda: os.waitid(os.P_PID, copy, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None, limit=LIMIT_SECONDS
+            )
+        finally:
+            os.kill(copy, signal.SIGKILL)  # if it has not ended
+            _, status = os.waitpid(copy, 0)
         run_all(pool, 1)
         os.close(writable)
 
+    assert os.waitstatus_to_exitcode(status) == 0
     assert os.read(readable, 2) == b"x"
     os.close(readable)
