@@ -221,6 +221,17 @@ def test_a_malformed_body_is_refused_and_no_error(caplog: pytest.LogCaptureFixtu
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
+def test_a_malformed_body_of_a_head_request_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with serving() as rig:
+            client = await rig.connect(CHUNKED.replace(b"GET", b"HEAD") + BAD_CHUNK)
+
+            assert await client.closed()
+
+    run(check())
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
 @pytest.mark.parametrize("path", [b"/quick", b"/endless"])
 def test_a_malformed_body_after_the_response_has_begun_is_no_error(
     path: bytes, caplog: pytest.LogCaptureFixture

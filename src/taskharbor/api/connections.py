@@ -137,10 +137,12 @@ class BoundedProtocol(H11Protocol):
         Uvicorn's version fails if that response has begun, and makes it fail if it begins later.
         """
         cycle: RequestResponseCycle | None = self.cycle
+        may_have_body = True
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
-        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            may_have_body = cycle.scope["method"] != "HEAD"
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE} and may_have_body:
             super().send_400_response(msg)
         else:
             self.transport.close()
