@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from taskharbor.api import routing, store
+from taskharbor.dashboard import dashboard
 from tests.support.api_rig import bearer, opened, problem
 from tests.support.waiting import LIMIT_SECONDS
 
@@ -135,3 +136,23 @@ def recorded(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[boo
 
     monkeypatch.setattr(owner, name, call)
     return calls
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/batch", "/ui/login"])
+def test_a_client_that_disconnects_in_its_body_is_no_error(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    messages = iter([{"type": "http.request", "body": b"key=", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(_message: Any) -> None:
+        """The client does not read its response."""
+
+    sent = {"host": "localhost", "origin": "http://localhost", "content-type": "application/x-www-form-urlencoded"}
+    headers = [(name.encode(), value.encode()) for name, value in sent.items()]
+    scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "query_string": b"", "headers": headers}
+    scope |= {"http_version": "1.1", "scheme": "http", "server": ("localhost", 80), "client": ("127.0.0.1", 1)}
+    with opened(parts=[dashboard()]) as site:
+        site.run(site.app(scope, receive, send))
+
+    assert caplog.records == []

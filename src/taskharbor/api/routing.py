@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 from fastapi import Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 
 from taskharbor.api.problems import HttpProblem, field_problem
 from taskharbor.api.store import MIN_OFFLOAD_BYTES, Caller
@@ -125,16 +126,19 @@ class ApiRequest(Request):
         return self.may("payload:read")
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body in chunks; raise as soon as it exceeds the limit."""
+        """Yield the body in chunks; raise as soon as it exceeds the limit, or its client is gone."""
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > self.max_body:
             raise self._too_large()
         size = 0
-        async for chunk in super().stream():
-            size += len(chunk)
-            if size > self.max_body:
-                raise self._too_large()
-            yield chunk
+        try:
+            async for chunk in super().stream():
+                size += len(chunk)
+                if size > self.max_body:
+                    raise self._too_large()
+                yield chunk
+        except ClientDisconnect:  # no error of ours; its response is not read
+            raise HttpProblem(HTTPStatus.BAD_REQUEST, "malformed", "the body is incomplete") from None
 
     async def json(self) -> Any:
         """Return the body, parsed by the strict rules for payloads."""
