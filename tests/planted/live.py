@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Change = tuple[CodeType, CodeType]
 CALLED_BY_IMPORTS: Final = ("taskharbor.drivers.records",)
 """Modules whose functions are called while others are imported: they make the texts of statements."""
+NEED_SETTINGS: Final = ("taskharbor.integrations.django.admin",)
+"""Modules that can be imported only after Django was configured, which their tests do."""
 
 
 def plant_live(bug: Bug) -> None:
@@ -31,7 +33,7 @@ def plant_live(bug: Bug) -> None:
 
 def can_plant_live(bug: Bug) -> bool:
     """Return whether *bug* changes nothing but files, and the bodies of functions that can be found."""
-    if bug.module in CALLED_BY_IMPORTS:
+    if bug.module in (*CALLED_BY_IMPORTS, *NEED_SETTINGS):
         return False
     if not bug.module:
         return True
