@@ -10,6 +10,7 @@ import os
 import signal
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -25,6 +26,7 @@ from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.testing.conformance.subject import LEASE, OVERDUE_AFTER, new_job
 from taskharbor.testing.postgres import PostgresServer
 from tests.support.pgbouncer import pooler
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,14 +181,30 @@ def crashing(server: PostgresServer, url: str) -> Iterator[None]:
 @contextmanager
 def stopped_wal_writer(url: str) -> Iterator[int]:
     with psycopg.connect(url, autocommit=True) as db:
-        found = db.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").fetchone()
-    assert found is not None
-    os.kill(found[0], signal.SIGSTOP)
+        pid, _ = state_of_wal_writer(db)
+        wait_until(lambda: is_stopped_idle(db, pid))
     try:
-        yield found[0]
+        yield pid
     finally:
         with suppress(ProcessLookupError):
-            os.kill(found[0], signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
+
+
+def is_stopped_idle(db: psycopg.Connection, pid: int) -> bool:
+    """Stop the WAL writer. Let it continue if it was writing: every commit would wait for the lock that it holds."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: " T " in Path(f"/proc/{pid}/stat").read_text())
+    if state_of_wal_writer(db) == (pid, "WalWriterMain"):
+        return True
+    os.kill(pid, signal.SIGCONT)
+    return False
+
+
+def state_of_wal_writer(db: psycopg.Connection) -> tuple[int, str]:
+    """Return the pid of the WAL writer, and what it waits for."""
+    query = "SELECT pid, coalesce(wait_event, '') FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+    [(pid, waits_for)] = db.execute(query).fetchall()
+    return pid, waits_for
 
 
 def written(url: str) -> str:
