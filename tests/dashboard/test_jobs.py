@@ -309,6 +309,22 @@ def test_ticked_rows_stay_and_unticked_ones_follow_changes(site: UiSite, screen:
     assert screen.page.locator("tbody tr").count() == 1
 
 
+def test_a_job_that_changes_under_the_focus_shows_it_afterwards(site: UiSite, screen: Screen) -> None:
+    [job_id] = site.enqueue("email.send")
+    screen.go("/jobs")
+    screen.page.wait_for_selector("#live:has-text('live')")
+    row = screen.page.locator(f'tr[data-key="{job_id}"]')
+    row.locator("input").focus()
+
+    with screen.page.expect_response(lambda answer: "x-part" in answer.request.headers and answer.status == 200):
+        site.driver.cancel([job_id])
+    screen.page.wait_for_function("!document.querySelector('[aria-busy]')")
+    assert "Waiting" in row.inner_text()
+
+    screen.page.click("h1")
+    row.locator(".state:has-text('Canceled')").wait_for()
+
+
 def test_a_sparse_filter_says_how_far_it_looked(site: UiSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.dashboard.pages.jobs.MAX_LOOKS", 1)
     site.enqueue("email.send", 1_200)

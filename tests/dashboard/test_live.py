@@ -64,7 +64,7 @@ def test_an_open_dialog_holds_the_page_and_closing_it_catches_up(site: UiSite, s
     wait_until(lambda: tile.inner_text() == "2")
 
 
-def test_a_row_with_focus_is_not_replaced(site: UiSite, screen: Screen) -> None:
+def test_a_row_is_not_replaced_until_it_has_lost_the_focus(site: UiSite, screen: Screen) -> None:
     site.enqueue(queue="mail")
     site.enqueue(queue="other")
     site.roll_up()
@@ -79,6 +79,9 @@ def test_a_row_with_focus_is_not_replaced(site: UiSite, screen: Screen) -> None:
 
     assert waiting(screen) == "1"
     assert screen.page.evaluate("document.activeElement.textContent") == "mail"
+
+    screen.page.evaluate("document.activeElement.blur()")
+    screen.page.wait_for_selector(f"{FIRST_ROW} [data-l=Waiting]:has-text('2')")
 
 
 def test_a_hundred_tabs_share_one_poll_a_second(site: UiSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ const base = new URL("../../", import.meta.url);
 const marks = new Map();
 const LEAVE_MS = 10000;
 let stream, failures = 0, seen = Date.now(), waiting = new Set(), busy = false, left = 0;
+let kept = false, behind = new Set(); // whether focus kept something as it was, and in which parts
 
 const held = () =>
   document.hidden || document.querySelector("dialog[open], tr input:checked") || String(getSelection()).length > 0;
@@ -16,6 +17,10 @@ export function follow() {
   setInterval(update, 500);
   setInterval(() => mark(["time"]), 10000);
   addEventListener("beforeunload", () => (left = Date.now()));
+  document.addEventListener("focusout", () => {
+    behind.forEach((name) => waiting.add(name));
+    behind.clear();
+  });
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) close();
     else {
@@ -105,24 +110,33 @@ async function refresh(name) {
     const made = document.createElement("div");
     made.innerHTML = await answer.text();
     showTimes(made);
+    kept = false;
     replace(part, made);
+    if (kept) {
+      marks.delete(name); // otherwise the next answer would be 304
+      behind.add(name);
+    }
   } finally {
     part.removeAttribute("aria-busy");
   }
 }
+
+const hasFocus = (el) => el.contains(document.activeElement);
 
 // Changes as little as possible. Rows are replaced by their key, never one with focus; what is open stays open.
 export function replace(old, made) {
   const before = [...old.childNodes], after = [...made.childNodes];
   if (made.tagName === "TBODY" && made.querySelector("[data-key]")) return rows(old, after.filter((n) => n.tagName));
   if (before.length === after.length) before.forEach((n, i) => morph(n, after[i]));
-  else if (!old.contains(document.activeElement)) old.replaceChildren(...after);
+  else if (hasFocus(old)) kept = true;
+  else old.replaceChildren(...after);
 }
 
 function morph(a, b) {
   if (a.isEqualNode(b) || (a.nodeType === 1 && "shown" in a.dataset)) return;
   if (a.nodeType !== 1 || a.tagName !== b.tagName) {
-    if (!a.contains(document.activeElement)) a.replaceWith(b);
+    if (hasFocus(a)) kept = true;
+    else a.replaceWith(b);
     return;
   }
   for (const { name } of [...a.attributes]) if (name !== "open" && !b.hasAttribute(name)) a.removeAttribute(name);
@@ -136,7 +150,10 @@ function rows(body, fresh) {
   const wanted = fresh.map((row) => {
     const before = old.get(row.dataset.key);
     if (!before) row.classList.add("flash");
-    return before && (before.contains(focused) || before.innerHTML === row.innerHTML) ? before : row;
+    if (before && before.innerHTML === row.innerHTML) return before;
+    if (!before || !before.contains(focused)) return row;
+    kept = true;
+    return before;
   });
   for (const row of [...body.children]) if (!wanted.includes(row)) row.remove();
   wanted.forEach((row, i) => row !== body.children[i] && body.insertBefore(row, body.children[i] || null));
