@@ -64,7 +64,8 @@ OTHER_GROUPS: Final = (
     "tests/worker",
 )
 FAULTS: Final = [
-    f"tests/drivers/postgres/test_{each}.py" for each in ("server_crash", "connection_loss", "network_faults", "notify")
+    f"tests/drivers/postgres/test_{each}.py"
+    for each in ("asynchronous_claims", "server_crash", "connection_loss", "network_faults", "notify")
 ]
 LOADS: Final = [
     f"tests/drivers/postgres/test_{each}.py"
